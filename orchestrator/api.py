@@ -234,8 +234,8 @@ def compare(
     """The figures that `edgebed compare` prints, as a table: one row per method, or one per run.
 
     With `by="method"` runs of a method with different seeds are taken together: each figure is a mean, and has two more
-    columns, `…_low` and `…_high`, the ends of its 95 % confidence interval (Student's t, three runs or more). `speed_up` is the time to
-    target of the baseline ÷ that of the row.
+    columns, `…_low` and `…_high`, the ends of its 95 % confidence interval (Student's t, three runs or more).
+    `speed_up` is the time to target of the baseline ÷ that of the row, over pairs of runs of one seed.
 
     Args:
         runs: runs, folders, ids or patterns.

@@ -84,7 +84,12 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
         for head, column in zip(heads, zip(*cells, strict=True), strict=True)
     ]
     for columns_ in _that_fit(wide, console.width):
-        table = Table(Column(heads[0], no_wrap=True), *columns( *(f">{heads[i]}" for i in columns_)), box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            Column(heads[0], no_wrap=True),
+            *columns(*(f">{heads[i]}" for i in columns_)),
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+        )
         for row in cells:
             table.add_row(escape(row[0]), *(escape(row[i]) for i in columns_))
         console.print(table)

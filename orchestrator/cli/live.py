@@ -23,6 +23,7 @@ from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import DeviceState, RunState
+from orchestrator.records.shown.round_view import waited_for
 from orchestrator.records.words import formatting, vocabulary
 from orchestrator.records.words.formatting import accuracy, known, seconds, size
 from orchestrator.runs import session
@@ -101,7 +102,7 @@ def share(state: RunState, device: DeviceState, now_ns: int) -> float:
 
 
 def _foot(state: RunState, now_ns: int) -> str:
-    parts, (waiting, since_ns), last = [], state.waited_for(), state.last_finished
+    parts, (waiting, since_ns), last = [], waited_for(state), state.last_finished
     if len(state.devices) > MOST_DEVICES:
         parts.append(f"… and {len(state.devices) - MOST_DEVICES} more devices.")
     if waiting:

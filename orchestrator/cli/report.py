@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,7 +31,9 @@ def command(
     folders, paths = find_runs(runs), files(pdf, svg, png)
     check(paths, figure, OF_ONE_RUN)
     if len(folders) > 1 and paths:
-        raise UsageError(f"figures of {len(folders)} runs", hint="--pdf, --svg and --png take one run; see also compare")
+        raise UsageError(
+            f"figures of {len(folders)} runs", hint="--pdf, --svg and --png take one run; see also compare"
+        )
     with log.status("reading records, writing summary, report and trace"):
         summaries = [write_results(folder).as_dict() for folder in folders]
         written = write_figures(folders[0], paths, figure, Look(width, title), round_) if paths else []

@@ -103,11 +103,18 @@ def command(
             watch.folders = ended
             if tell is not None:
                 watch.notify = both(watch.notify, tell)
-            return run_to_end(run_experiment(wanted, watch))
+            try:
+                return run_to_end(run_experiment(wanted, watch))
+            except EdgebedError as error:
+                watch.notify = tell or session.quiet
+                watch.notify(f"failed: {error}")
+                raise
 
         folders = carry_out(request, quiet, log_file, work)
     if dashboard:
-        say(f"The page ended with the run. To see it again: edgebed dashboard {' '.join(each.name for each in folders)}")
+        say(
+            f"The page ended with the run. To see it again: edgebed dashboard {' '.join(each.name for each in folders)}"
+        )
     print_results(folders, as_json=as_json)
 
 

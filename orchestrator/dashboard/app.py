@@ -159,7 +159,7 @@ class DashboardAPI:
     # ---- requests ----
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: `runs` (the list), `steps` (before the rounds), and of the chosen run `state` and `gantt`."""
+        """Server-sent events: `runs` (the list), `steps` (before rounds), and of the chosen run `state` and `gantt`."""
         name = request.query_params.get("run", "")
         stream = self._events(name)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})

@@ -69,7 +69,7 @@ def page_beside(
 def _tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
-        os.write(process.stdin.fileno(), f"{' '.join(line.split())}\n".encode())
+        os.write(process.stdin.fileno(), f"{line.partition(chr(10))[0][:400]}\n".encode())
 
 
 def _first_line(stream: IO[str]) -> str:

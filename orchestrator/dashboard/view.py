@@ -11,7 +11,7 @@ from orchestrator.records.critical.stragglers import whole_run
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
 from orchestrator.records.older_words import ending_of
-from orchestrator.records.shown.round_view import median_round
+from orchestrator.records.shown.round_view import median_round, waited_for
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.words.drawing import six_digits
 from orchestrator.records.words.palette import style
@@ -117,10 +117,13 @@ def head(state: RunState, now_ns: int = 0) -> dict[str, Any]:
 
 
 def _session(state: RunState) -> dict[str, Any]:
-    """When the session began (wall clock), how long it took to its first round, and the rounds before it."""
+    """When the session began (wall clock), the rounds before it, and the seconds until its first round began and its
+    last one ended."""
     started, begun_ns = state.session.started, state.begun_ns[-1]
-    first_s = (begun_ns - started.at_ns) / 1e9 if begun_ns else 0.0
-    return {"began": started.wall, "first_s": six_digits(first_s), "from": max(0, started.resumed_from)}
+    ends = [row.end_ns for row in state.rows[state.first_row :] if row.end_ns]
+    first_s, last_s = ((at_ns - started.at_ns) / 1e9 for at_ns in (begun_ns, max(ends, default=begun_ns)))
+    seconds = {"first_s": six_digits(first_s), "last_s": six_digits(last_s)} if begun_ns else {}
+    return {"began": started.wall, "from": max(0, started.resumed_from), **seconds}
 
 
 LONGEST_S = 86_400.0
@@ -129,7 +132,7 @@ LONGEST_S = 86_400.0
 
 def _waiting(state: RunState, now_ns: int) -> dict[str, Any] | None:
     """Who is waited for, and for how many seconds already (None: not known)."""
-    names, since_ns = state.waited_for()
+    names, since_ns = waited_for(state)
     waited_s = (now_ns - since_ns) / 1e9 / state.dilation
     return {"names": names, "s": waited_s if 0 <= waited_s < LONGEST_S else None} if names else None
 

@@ -120,7 +120,10 @@ def _accuracy(along: Any, label: str) -> Callable[[Drawn, Any, Look], None]:
 def _stacked(drawn: Drawn, axes: Any, look: Look) -> None:
     step = stride(len(drawn.phases), MOST_BARS)
     shown = drawn.phases[::step]
-    parts = [(name, phase(name), [sums.get(name, 0.0) for _, sums in shown]) for name in ordered({n for _, sums in shown for n in sums})]
+    parts = [
+        (name, phase(name), [sums.get(name, 0.0) for _, sums in shown])
+        for name in ordered({n for _, sums in shown for n in sums})
+    ]
     _by_round(axes, [n for n, _ in shown], step, parts, look)
 
 

@@ -67,9 +67,7 @@ def write_figures(
         UsageError: an unknown figure or ending of a file.
     """
     check(paths, only, OF_RUNS)
-    about = About(
-        "Edgebed: runs compared", [s.run for s in summaries], compare(summaries).notes, headline(summaries)
-    )
+    about = About("Edgebed: runs compared", [s.run for s in summaries], compare(summaries).notes, headline(summaries))
     return write(paths, plots(summaries, only, baseline), look, about)
 
 

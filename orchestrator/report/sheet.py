@@ -143,7 +143,7 @@ def lay_out(plot: Plot, look: Look, line: str = "") -> tuple[Figure, str]:
     width = WIDTH_IN[look.width]
     height = plot.height_in or plot.height * width
     figure = Figure(figsize=(width, height + 1))
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     axes = figure.add_axes((0.2, 0.3, 0.75, height / (height + 1)))
     told = plot.draw(axes, look) or ""
     dpi, size = figure.dpi, POINTS[look.width]
@@ -186,7 +186,7 @@ def _text(figure: Figure, text: str, size: float, width_in: float, most: int = 9
     return figure.text(0, 0, folded(text, width_in - 2 * PAD_IN, size, most), fontsize=size, va="top", **more)
 
 
-def _legend(figure: Figure, handles: Any, labels: Sequence[str], canvas: FigureCanvasAgg) -> Any:
+def _legend(figure: Figure, handles: Any, labels: Sequence[str], canvas: Any) -> Any:
     """Below the plot, in as many columns as fit."""
     width = figure.get_size_inches()[0]
     labels = [folded(label, 0.8 * width, matplotlib.rcParams["legend.fontsize"]) for label in labels]
@@ -250,7 +250,13 @@ def beside_bars(axes: Any, texts: Sequence[tuple[float, int, str]], size: float)
     room, most = 0.66 * box.width, max((end for end, _, _ in texts), default=0.0) or 1.0
     for end, row, text in texts:
         made = axes.annotate(
-            text, (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=size, annotation_clip=False
+            text,
+            (end, row),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            annotation_clip=False,
         )
         needed = made.get_window_extent(canvas.get_renderer()).width + 8 * axes.figure.dpi / 72
         most = max(most, end * room / max(room - needed, 0.1 * room))

@@ -538,11 +538,13 @@ def test_batches_are_counted_once_however_often_a_round_is_looked_at() -> None:
 
 def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").write_text("model: {name: vgg16}\ndata: {name: digits}\n")
-    assert about(tmp_path) == {"model": "vgg16", "data": "digits"}
+    assert about(tmp_path) == {"model": "vgg16", "data": "digits", "of": None}
+    (tmp_path / "experiment.yaml").write_text("model: {name: a}\ndata: {name: b}\ntraining: {rounds: 30}\n")
+    assert about(tmp_path)["of"] == 30
     for odd in ("", "model: 3", "- x", "model: {name: a", "\x00"):
         (tmp_path / "experiment.yaml").write_text(odd)
-        assert about(tmp_path) == {"model": "", "data": ""}, odd
-    assert about(tmp_path / "none") == {"model": "", "data": ""}
+        assert about(tmp_path) == {"model": "", "data": "", "of": None}, odd
+    assert about(tmp_path / "none") == {"model": "", "data": "", "of": None}
     assert spark([None, 0.12345, 0.5, None]) == [0.123, 0.5]
     curve_of_many = spark([index / 1000 for index in range(1000)])
     assert len(curve_of_many) <= 41

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import matplotlib
-import msgspec
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 
-from orchestrator.records import types as t
 from orchestrator.records.account import summarise, whole
 from orchestrator.records.live.settling import explained
 from orchestrator.records.live.summing import summary_of
@@ -37,7 +34,9 @@ class Drawn(RendererAgg):
 
     boxes: list[tuple[str, Box]]
 
-    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None) -> None:  # type: ignore[override]
+    def draw_text(
+        self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
+    ) -> None:  # type: ignore[override]
         width, height, descent = self.get_text_width_height_descent(s, prop, ismath)
         flat = (x, y - (height - descent), x + width, y + descent)
         self.boxes.append((s, flat if not angle else (x - (height - descent), y - width, x + descent, y)))
@@ -66,11 +65,20 @@ def faults(figure: Figure) -> list[str]:
     boxes, plot, page = texts(figure)
     assert len(boxes) > 3
     found = [f"{a!r} on {b!r}" for (a, one), (b, other) in combinations(boxes, 2) if common(one, other) > 1]
-    found += [f"{text!r} leaves" for text, box in boxes if common(box, page) < min(box[2] - box[0], box[3] - box[1]) - 1
-              or box[0] < -1 or box[2] > page[2] + 1]
+    found += [
+        f"{text!r} leaves"
+        for text, box in boxes
+        if common(box, page) < min(box[2] - box[0], box[3] - box[1]) - 1 or box[0] < -1 or box[2] > page[2] + 1
+    ]
     inside = [text for text, box in boxes if common(box, plot) > 1]
-    return found + [f"{text!r} on the plot" for text in inside if "s" not in text.split() and "reached" not in text
-                    and "ms" not in text.split() and not text.endswith((" s", " ms", "runs"))]
+    return found + [
+        f"{text!r} on the plot"
+        for text in inside
+        if "s" not in text.split()
+        and "reached" not in text
+        and "ms" not in text.split()
+        and not text.endswith((" s", " ms", "runs"))
+    ]
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 
 from edgebed.methods.base import METHODS as REGISTERED
 from orchestrator.records.words import vocabulary
-from orchestrator.records.words.palette import BESIDE, COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
+from orchestrator.records.words.palette import COLOURED_AS, DASHES, METHODS, PHASES, RUNS, WAITS, Colour, css, style
 
 SIGHTS = {
     "normal": np.eye(3),
@@ -25,6 +25,34 @@ SIGHTS = {
 TO_XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
 )
+
+
+BESIDE = {
+    "dispatch": ("download", "wait_for_others", "idle", "left_out"),
+    "download": ("decode", "compute", "request_wait", "unreported"),
+    "decode": ("compute", "request_wait"),
+    "compute": ("encode", "upload_tail", "wait_for_others", "request_wait", "unreported", "offline", "server"),
+    "encode": ("blocked", "upload_tail", "reply_wait", "request_wait"),
+    "blocked": ("compute", "upload_tail", "reply_wait", "server_wait"),
+    "reply_wait": ("compute", "decode", "server_wait"),
+    "upload_tail": ("reply_wait", "server_wait", "wait_for_others", "request_wait", "unreported", "download"),
+    "server_wait": ("wait_for_others", "dispatch", "plan", "orchestrator"),
+    "request_wait": ("server_wait",),
+    "plan": ("merge", "orchestrator"),
+    "merge": ("evaluation", "orchestrator", "checkpoint"),
+    "evaluation": ("checkpoint", "orchestrator"),
+    "checkpoint": ("orchestrator",),
+    "working": ("download", "wait_for_others", "left_out", "idle", "dispatch"),
+    "wait_for_others": ("plan", "merge", "unreported", "offline"),
+    "unreported": ("offline",),
+    "offline": ("download", "left_out", "idle"),
+    "left_out": ("download", "compute", "upload_tail", "wait_for_others"),
+    "idle": ("wait_for_others",),
+    "server": ("orchestrator", "server_wait", "dispatch", "download", "upload_tail", "wait_for_others"),
+    "orchestrator": ("dispatch", "wait_for_others", "compute", "upload_tail"),
+    "probe": ("download", "compute", "wait_for_others", "idle"),
+}
+"""What may follow on a name in a row of a chart, or stand beside it in a pile."""
 
 
 def lab(colour: str, sight: str) -> np.ndarray:
@@ -93,6 +121,7 @@ def test_names_beside_each_other_are_apart_also_in_thin_bars(theme: str, sight: 
 @pytest.mark.parametrize(("paper", "least"), [("#ffffff", 2.6), ("#1b2128", 2.6)])
 def test_methods_are_seen_on_light_and_on_dark_paper(paper: str, least: float) -> None:
     """Contrast as WCAG 2 has it. The colours are the same on both."""
+
     def light(colour: str) -> float:
         srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchestrator import report
 from edgebed.errors import UsageError
+from orchestrator import report
 from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise, write_summary

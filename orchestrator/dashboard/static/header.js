@@ -41,12 +41,14 @@ export class Header {
 
   tick() {
     if (!this.shown) return;
-    const {head, steps} = this.shown, [first, ...more] = head ? progress(this.shown) : [["preparing", "good"]], step = steps.at(-1);
-    const waits = step && !head?.ended && !this.shown.round ? [`${step.text}, for ${ago((performance.now() - step.at) / 1000)}`] : [];
+    const {head, steps} = this.shown, step = steps.at(-1), failed = step?.text.startsWith("failed: ");
+    const [first, ...more] = head ? progress(this.shown) : [failed ? ["failed", "bad"] : ["preparing", "good"]];
+    const waits = step && !head?.ended && !this.shown.round ? [failed ? step.text.slice(8) : `${step.text}, for ${ago((performance.now() - step.at) / 1000)}`] : [];
     const key = JSON.stringify([first, ...waits, ...more]);
     if (key !== this.told) this.line.replaceChildren(pill(first), [...waits, ...more].join(" · "), ...(head ? facts(head).filter(([, kind]) => kind === "bad" || kind === "warn").map(pill) : []));
     this.told = key;
-    if (head) document.title = `${head.ended ? MARKS[head.ending] : `${this.shown.round}/${this.shown.card?.of ?? "?"}`} ${head.method} – Edgebed`;
+    if (!head) document.title = failed ? "✗ failed – Edgebed" : "… preparing – Edgebed";
+    else document.title = `${head.ended ? MARKS[head.ending] : `${this.shown.round}/${this.shown.card?.of ?? "?"}`} ${head.method} – Edgebed`;
   }
 }
 
@@ -57,7 +59,7 @@ function progress({head, card, round, done, heard}) {
   const far = `round ${round}${card?.of ? ` of ${card.of}` : ""}`, now = head.figures.final_accuracy, reached = now === null ? [] : [accuracy(now)];
   if (head.ended) return [[head.ending === "finished" ? `ended: ${head.ended}` : `${head.ending}: ${head.ended}`, ENDED[head.ending]], far, ...reached];
   const elapsed = (Date.now() - Date.parse(head.session.began)) / 1000, own = done - head.session.from, silent = (performance.now() - heard) / 1000;
-  const left = own > 0 && card?.of ? ((elapsed - head.session.first_s) / own) * (card.of - done) : null;
+  const {first_s, last_s} = head.session, left = own > 0 && card?.of ? Math.max(0, ((last_s - first_s) / own) * (card.of - done) - (elapsed - last_s)) : null;
   return [[card?.state === "silent" ? "silent" : "running", card?.state === "silent" ? "warn" : "good"], far, ...reached, `${ago(elapsed)} elapsed`, ...(left === null ? [] : [`at most ${ago(left)} left`]), `updated ${ago(silent)} ago`];
 }
 

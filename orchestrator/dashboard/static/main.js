@@ -112,7 +112,7 @@ function strip() {
     location.replace(`#/run/${encodeURIComponent(newer.id)}`);
     return;
   }
-  const before = steps.length && !ended && !cards.some((one) => one.state === "running");
+  const before = steps.length && !cards.some((one) => one.state === "running") && (!ended || steps.at(-1).text.startsWith("failed: "));
   header.draw(view === "run" && head ? {head, card, newer, steps, round: views.run.rows.at(-1)?.[0] ?? 0, done: head.figures.rounds, heard} : before ? {head: null, steps} : null);
 }
 

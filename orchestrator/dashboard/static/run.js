@@ -39,9 +39,7 @@ export class RunView {
     this.fleet = new Fleet((name) => this.pickDevice(name));
     this.boards = new Boards();
     this.accuracy = new Chart("Accuracy over time", {onpick: (n) => this.pickRound(n)});
-    this.gap = new Chart("Straggler gap per round", {onpick: (n) => this.pickRound(n)});
-    this.predicted = new Chart("Predicted against actual time, by device", {});
-    this.lengths = new Chart("Seconds per round", {onpick: (n) => this.pickRound(n)});
+    this.lengths = new Chart("Rounds, and how far the slowest device was behind", {onpick: (n) => this.pickRound(n)});
     this.history = new Chart("Rounds of one device", {onpick: (n) => this.pickRound(n)});
     this.tiers = new Chart("Cut (stages on the device), per round", {height: 120});
     this.deviceTitle = h("h2", {id: "h-device", tabindex: -1}, "Device");
@@ -57,7 +55,7 @@ export class RunView {
     this.root.replaceChildren(this.title, this.story, this.figures,
       h("section.card", {"aria-labelledby": "h-round"}, h("div.head", {}, this.roundTitle, picker), this.why, this.gantt.element),
       this.fleet.element, this.boards.element, this.devicePart,
-      h("div.grid", {}, this.accuracy.element, this.gap.element, this.predicted.element, this.lengths.element),
+      h("div.grid", {}, this.accuracy.element, this.lengths.element),
       this.overTime.element, this.events.element,
       h("section.card", {"aria-labelledby": "h-checks"}, h("h2", {id: "h-checks"}, "Calibration"), this.checksLine, this.checks.element));
   }
@@ -70,7 +68,7 @@ export class RunView {
     this.devicePart.hidden = true;
     put(this.title, id);
     this.gantt.draw(null);
-    for (const chart of [this.accuracy, this.gap, this.predicted, this.lengths, this.history, this.tiers]) chart.reset();
+    for (const chart of [this.accuracy, this.lengths, this.history, this.tiers]) chart.reset();
   }
 
   missing() {
@@ -238,7 +236,6 @@ export class RunView {
 
   drawCharts() {
     const done = this.finished(), end = (row) => row[R.axis] + row[R.seconds], {serving} = this.head;
-    this.gap.element.hidden = serving;
     const marks = this.marks.filter((m) => m[2] !== "ended").map(([x, , kind, device, text]) => ({x, kind, text: `${device}${device ? ": " : ""}${text}`}));
     const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
     this.accuracy.draw({
@@ -249,31 +246,15 @@ export class RunView {
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], accuracy(row[R.accuracy]), number(row[R.loss])]),
     });
-    this.gap.draw({
-      series: [{name: "", cls: "own", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
-        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${CAUSES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...Object.entries(CAUSES).map(([cause, name]) => ({name, cls: `k-${cause}`})), {name: NO_CAUSE, cls: "k-none"}], whole: true, pad: 0.5, xMin: 0.5,
-      x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
-      rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), CAUSES[row[R.why]] || "–"]),
-      empty: "nobody was behind yet",
-    });
     this.lengths.draw({
-      series: [{name: "", cls: "own", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number], !serving && row[R.merged] < row[R.drawn] ? "k-out" : "own"])}],
-      legend: serving ? [] : [{name: "all merged", cls: "own"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
-      x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"], ["disturbed by"]],
-      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out], row[R.disturbed] ? row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ") || "nothing" : "–"]),
-    });
-    this.drawPredicted();
-  }
-
-  drawPredicted() {
-    const known = this.devices.filter((d) => d.actual_s !== null), some = known.some((d) => d.predicted_s !== null);
-    const points = (key) => known.map((d, i) => [i, d[key], `${d.name}: predicted ${seconds(d.predicted_s)}, took ${seconds(d.actual_s)}`]);
-    this.predicted.draw({
-      series: [{name: "actual", cls: "own", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "target", ticks: true, points: some ? points("predicted_s") : []}],
-      x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, pad: 0.5, xMin: -0.5,
-      y: ["seconds ÷ D", tick], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
-      rows: () => known.map((d) => [d.name, seconds(d.predicted_s), seconds(d.actual_s)]),
+      series: [...(serving ? [] : [{name: "", cls: "own", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
+        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${CAUSES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}]),
+      {name: "", cls: "own", points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number]])}],
+      legend: [{name: "length of the round", cls: "own"}, ...(serving ? [] : [...new Set(done.map((row) => row[R.why] || ""))].map((why) => ({name: `gap: ${CAUSES[why] ?? NO_CAUSE}`, cls: `k-${why || "none"}`})))],
+      whole: true, pad: 0.5, xMin: 0.5, x: ["round", String], y: ["seconds ÷ D", tick],
+      columns: [["round"], ["length", "num"], ["straggler"], ["behind", "num"], ["why"], ["merged", "num"], ["left out", "num"], ["disturbed by"]],
+      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.straggler] || "–", seconds(row[R.gap]), CAUSES[row[R.why]] || "–", row[R.merged], row[R.out], row[R.disturbed] ? row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ") || "nothing" : "–"]),
+      empty: "no round has ended yet",
     });
   }
 
@@ -320,9 +301,4 @@ function spread(marks) {
     else kept.push({...mark});
   }
   return kept.length > 400 ? kept.filter((_, i) => i % Math.ceil(kept.length / 400) === 0) : kept;
-}
-
-function short(name, count) {
-  const room = Math.max(4, Math.floor(70 / Math.max(1, count)));
-  return name.length > room + 8 ? `${name.slice(0, room + 7)}…` : name;
 }

@@ -188,4 +188,6 @@ def _boards(summary: Summary) -> Iterable[str]:
 
 def _named(runs: Sequence[str], of: int) -> str:
     """Those of `of` runs; a few by name where they are not all."""
-    return f"{len(runs)} of {of} runs" if 3 < len(runs) < of else f"{of} runs" if len(runs) == of > 1 else ", ".join(runs)
+    return (
+        f"{len(runs)} of {of} runs" if 3 < len(runs) < of else f"{of} runs" if len(runs) == of > 1 else ", ".join(runs)
+    )

@@ -1,8 +1,9 @@
 """Runs of the same method with different seeds, taken together: means with confidence intervals, stragglers by profile.
 
 Intervals are 95 %, by Student's t over FEWEST seeds or more; those of a speed-up on the logarithms of the ratios
-between runs of the same seed (so they are of the geometric mean). Of fewer seeds the values themselves are shown. A run that did not reach its target has no time to target. It is
-counted and shown, and not part of the mean, so the mean favours a method that sometimes fails. Pure.
+between runs of the same seed (so they are of the geometric mean). Of fewer seeds the values themselves are shown. A run
+that did not reach its target has no time to target. It is counted and shown, and not part of the mean, so the mean
+favours a method that sometimes fails. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from orchestrator.records.compare.ratios import interval, student
 from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import NO_CAUSE
-
 
 FEWEST = 3
 """Values that an interval is made of, at least. That of two would be six times as wide as their distance."""

@@ -48,9 +48,7 @@ def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> d
             _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
             for i, (key, runs) in enumerate(groups.items())
         ],
-        "target": {"y": targets[0], "label": f"target {formatting.share(targets[0])}"}
-        if len(targets) == 1
-        else None,
+        "target": {"y": targets[0], "label": f"target {formatting.share(targets[0])}"} if len(targets) == 1 else None,
         "baseline": names[key_of(baseline or default_baseline(summaries))] if summaries else "",
         "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
         "labels": [label for label, _ in tabulate.COLUMNS],

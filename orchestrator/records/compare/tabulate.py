@@ -110,7 +110,8 @@ def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs
         columns.append(("round, paired ratio", lambda group: _paired_ratio(group, pairs)))
     lines = [
         "% needs \\usepackage{booktabs}",
-        f"% Means over seeds, 95% intervals (Student's t; below three seeds the values); speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        "% Means over seeds, 95% intervals (Student's t; below three seeds the values).",
+        f"% Speed-ups over {_plain(baseline)}, in pairs of one seed.",
         *((f"% Paired ratios: {_plain(about_pairs(pairs))}.",) if pairs else ()),
         *(f"% {_plain(note)}" for note in notes),
         f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",

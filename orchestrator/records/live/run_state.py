@@ -36,10 +36,6 @@ EVER = 1 << 60
 """The patience that keeps all rounds in the index."""
 
 
-AT_WORK = ("receiving", "working", "server half")
-"""What a device does while others may wait for it."""
-
-
 class RoundRow(msgspec.Struct, array_like=True):
     """One round. What is known of a finished round from the phases of its devices comes some time after its end.
 
@@ -369,16 +365,6 @@ class RunState(msgspec.Struct):
         if facts is None or not facts.present:
             return "away"
         return "present" if self.ended or not self.rows else self.devices[device].activity
-
-    def waited_for(self) -> tuple[list[str], int]:
-        """Devices at work in the round in progress, once others are done; and since when, on the orchestrator's
-        clock."""
-        row = self.current
-        facts = None if row is None or self.ended else self.session.rounds.get(row.number)
-        if facts is None or not facts.done or facts.finished is not None:
-            return [], 0
-        names = [name for name in self.devices if self.activity(name) in AT_WORK]
-        return names, min(done.at_ns for done in facts.done.values())
 
     # ---- the time axis ----
 

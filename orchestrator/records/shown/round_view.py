@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.records.critical.stragglers import straggler
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.words.formatting import seconds
@@ -65,6 +66,20 @@ def median_round(rounds: Iterable[tuple[float, int]]) -> int | None:
     """
     known = sorted(rounds)
     return known[(len(known) - 1) // 2][1] if known else None
+
+
+AT_WORK = ("receiving", "working", "server half")
+"""What a device does while others may wait for it."""
+
+
+def waited_for(state: RunState) -> tuple[list[str], int]:
+    """Devices at work in the round in progress, once others are done; and since when, on the orchestrator's clock."""
+    row = state.current
+    facts = None if row is None or state.ended else state.session.rounds.get(row.number)
+    if facts is None or not facts.done or facts.finished is not None:
+        return [], 0
+    names = [name for name in state.devices if state.activity(name) in AT_WORK]
+    return names, min(done.at_ns for done in facts.done.values())
 
 
 def _outcome(facts: RoundFacts, name: str) -> dict[str, Any]:

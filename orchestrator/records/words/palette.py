@@ -58,33 +58,6 @@ WAITS = (
 )
 """Names that are drawn hatched."""
 
-BESIDE = {
-    "dispatch": ("download", "wait_for_others", "idle", "left_out"),
-    "download": ("decode", "compute", "request_wait", "unreported"),
-    "decode": ("compute", "request_wait"),
-    "compute": ("encode", "upload_tail", "wait_for_others", "request_wait", "unreported", "offline", "server"),
-    "encode": ("blocked", "upload_tail", "reply_wait", "request_wait"),
-    "blocked": ("compute", "upload_tail", "reply_wait", "server_wait"),
-    "reply_wait": ("compute", "decode", "server_wait"),
-    "upload_tail": ("reply_wait", "server_wait", "wait_for_others", "request_wait", "unreported", "download"),
-    "server_wait": ("wait_for_others", "dispatch", "plan", "orchestrator"),
-    "request_wait": ("server_wait",),
-    "plan": ("merge", "orchestrator"),
-    "merge": ("evaluation", "orchestrator", "checkpoint"),
-    "evaluation": ("checkpoint", "orchestrator"),
-    "checkpoint": ("orchestrator",),
-    "working": ("download", "wait_for_others", "left_out", "idle", "dispatch"),
-    "wait_for_others": ("plan", "merge", "unreported", "offline"),
-    "unreported": ("offline",),
-    "offline": ("download", "left_out", "idle"),
-    "left_out": ("download", "compute", "upload_tail", "wait_for_others"),
-    "idle": ("wait_for_others",),
-    "server": ("orchestrator", "server_wait", "dispatch", "download", "upload_tail", "wait_for_others"),
-    "orchestrator": ("dispatch", "wait_for_others", "compute", "upload_tail"),
-    "probe": ("download", "compute", "wait_for_others", "idle"),
-}
-"""What may follow on a name in a row of a chart, or stand beside it in a pile."""
-
 COLOURED_AS = {
     "cpu": "compute",
     "uplink": "upload_tail",
