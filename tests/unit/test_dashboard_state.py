@@ -564,3 +564,22 @@ def test_of_a_run_that_is_over_the_round_of_median_length_is_shown_first(tmp_pat
     assert len(lengths) == 3
     assert shown(folded(records[:last])) == 3, "while it goes on, the round in progress"
     assert shown(folded(records[:1])) is None
+
+
+def test_the_page_says_who_is_waited_for_and_since_when() -> None:
+    records = sorted(
+        Synthetic().records, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns
+    )
+    done = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceDone))
+    first = records[done]
+    assert isinstance(first, t.DeviceDone)
+    state = folded(records[: done + 1])
+    waiting = head(state, first.at_ns + 3_000 * MS)["waiting"]
+    assert (set(waiting["names"]), waiting["s"]) == (set(FLEET) - {first.device}, pytest.approx(3))
+    assert head(state)["waiting"]["s"] is None, "a clock of another host"
+    assert head(folded(records[:done]))["waiting"] is None
+    ended = head(folded(records))
+    assert (ended["waiting"], ended["ending"]) == (None, "finished")
+    assert "weak (profile-weak) was the straggler in 4 (100%) of 4 rounds" in ended["story"]
+    assert 0 <= ended["session"]["first_s"] < ended["session"]["last_s"]
+    assert ended["session"]["from"] == 0
