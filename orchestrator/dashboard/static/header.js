@@ -4,7 +4,7 @@ import {announce, h, put} from "./dom.js";
 import {accuracy, ago, number} from "./format.js";
 import {links} from "./runs.js";
 
-const ENDED = {finished: "good", interrupted: "warn", failed: "bad"}, MARKS = {finished: "✓", interrupted: "◼", failed: "✗"};
+const ENDED = {interrupted: "warn", failed: "bad"}, MARKS = {finished: "✓", interrupted: "◼", failed: "✗"};
 
 export class Header {
   constructor(box) {
@@ -57,7 +57,8 @@ const pill = ([text, kind]) => h("span.pill" + (kind ? "." + kind : ""), {}, tex
 /** Round, accuracy, elapsed, left, last update; of a run that is over how it ended. */
 function progress({head, card, round, done, heard}) {
   const far = `round ${round}${card?.of ? ` of ${card.of}` : ""}`, now = head.figures.final_accuracy, reached = now === null ? [] : [accuracy(now)];
-  if (head.ended) return [[head.ending === "finished" ? `ended: ${head.ended}` : `${head.ending}: ${head.ended}`, ENDED[head.ending]], far, ...reached];
+  if (head.ending === "finished") return [[`ended: ${head.ended}`, "good"], far, ...reached];
+  if (head.ended) return [[head.ending, ENDED[head.ending]], far, ...reached, head.ended];
   const elapsed = (Date.now() - Date.parse(head.session.began)) / 1000, own = done - head.session.from, silent = (performance.now() - heard) / 1000;
   const {first_s, last_s} = head.session, left = own > 0 && card?.of ? Math.max(0, ((last_s - first_s) / own) * (card.of - done) - (elapsed - last_s)) : null;
   return [[card?.state === "silent" ? "silent" : "running", card?.state === "silent" ? "warn" : "good"], far, ...reached, `${ago(elapsed)} elapsed`, ...(left === null ? [] : [`at most ${ago(left)} left`]), `updated ${ago(silent)} ago`];
