@@ -228,12 +228,12 @@ def compare(
     """The figures that `edgebed compare` prints, as a table: one row per method, or one per run.
 
     With `by="method"` runs of a method with different seeds are taken together: each figure is a mean, and has two more
-    columns, `…_low` and `…_high`, the ends of its 95 % confidence interval (Student's t). `speed_up` is the time to
-    target of the baseline ÷ that of the row.
+    columns, `…_low` and `…_high`, the ends of its 95 % confidence interval (Student's t, three runs or more).
+    `speed_up` is the time to target of the baseline ÷ that of the row, over pairs of runs of one seed.
 
     Args:
         runs: runs, folders, ids or patterns.
-        baseline: the method, or the run, that `speed_up` refers to; the last run if not given.
+        baseline: the method, or the run, that `speed_up` refers to; FedAvg, or the first, if not given.
 
     Returns:
         The table. Its `attrs["notes"]` is a list of what makes the figures doubtful or hard to compare, and
@@ -250,7 +250,8 @@ def compare(
     """
     named = baseline.path if isinstance(baseline, Run) else baseline
     folders = baseline_last(_folders(runs), None if named is None else os.fspath(named))
-    return comparison_table([load_summary(folder) for folder in folders], by)
+    summaries = [load_summary(folder) for folder in folders]
+    return comparison_table(summaries, by, None if named is None else summaries[-1])
 
 
 # ---- what the caller means ----

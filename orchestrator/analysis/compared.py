@@ -15,17 +15,22 @@ from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.summary import Summary
 
 
-def comparison_table(summaries: Sequence[Summary], by: Literal["method", "run"] = "method") -> pd.DataFrame:
-    """One row per method (runs with different seeds taken together) or per run. The last run is the baseline.
+def comparison_table(
+    summaries: Sequence[Summary], by: Literal["method", "run"] = "method", baseline: Summary | None = None
+) -> pd.DataFrame:
+    """One row per method (runs with different seeds taken together) or per run.
+
+    Args:
+        baseline: a run of the method that speed-ups refer to; None: `groups.default_baseline`.
 
     `attrs["notes"]` of the table is the list of what makes the figures doubtful or hard to compare, `attrs["paired"]` a
     list of rows with the ratios of interleaved rounds.
     """
-    compared = compare(summaries)
-    rows = compared.rows if by == "run" else [_flat(one) for one in group(summaries)]
+    compared = compare(summaries, baseline)
+    rows = compared.rows if by == "run" else [_flat(one) for one in group(summaries, baseline)]
     table = pd.DataFrame([{name: math.nan if value is None else value for name, value in row.items()} for row in rows])
     table.attrs["notes"] = list(compared.notes)
-    table.attrs["paired"] = [_flat(one) for one in paired(summaries)]
+    table.attrs["paired"] = [_flat(one) for one in paired(summaries, baseline)]
     return table
 
 

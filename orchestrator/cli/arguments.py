@@ -10,6 +10,7 @@ import typer
 from edgebed.errors import UsageError
 from orchestrator.broker.own import OwnBroker, parse_url
 from orchestrator.fleet.backends import choices
+from orchestrator.report.look import Width
 from orchestrator.runs.find import complete_run
 
 Runs = Annotated[
@@ -30,6 +31,19 @@ Seeds = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
 ]
+
+
+PdfFile = Annotated[Path | None, typer.Option("--pdf", help="Write figures for a paper to this file, one per page.")]
+SvgFile = Annotated[Path | None, typer.Option("--svg", help="Write the same figures, one file each: FILE-name.svg.")]
+PngFile = Annotated[Path | None, typer.Option("--png", help="Write the same figures, one file each: FILE-name.png.")]
+FigureName = Annotated[str | None, typer.Option("--figure", help="Write this figure only; to the very file, then.")]
+FigureWidth = Annotated[Width, typer.Option("--width", help="Width of the figures: 3.4 inches (column) or 7 (page).")]
+Titles = Annotated[bool, typer.Option("--title/--no-title", help="Titles above the figures.")]
+
+
+def files(*paths: Path | None) -> list[Path]:
+    """Those that were given."""
+    return [path for path in paths if path is not None]
 
 
 def numbers(text: str, separator: str, option: str) -> list[float]:

@@ -23,6 +23,7 @@ from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import DeviceState, RunState
+from orchestrator.records.shown.round_view import waited_for
 from orchestrator.records.words import formatting, vocabulary
 from orchestrator.records.words.formatting import accuracy, known, seconds, size
 from orchestrator.runs import session
@@ -31,13 +32,10 @@ PER_SECOND = 2
 MOST_DEVICES = 24
 """Rows; of a larger fleet those that are still at work come first."""
 
-AT_WORK = ("receiving", "working", "server half")
-"""What a device does while others may wait for it."""
-
 
 def view(state: RunState, rounds: int, now_ns: int) -> RenderableType:
     """What is drawn at `now_ns` of the orchestrator's clock, of a run of `rounds` rounds."""
-    return Group(_head(state, rounds, now_ns), _table(state, now_ns), Text(_foot(state), style="dim"))
+    return Group(_head(state, rounds, now_ns), _table(state, now_ns), Text(_foot(state, now_ns), style="dim"))
 
 
 def _head(state: RunState, rounds: int, now_ns: int) -> RenderableType:
@@ -103,20 +101,13 @@ def share(state: RunState, device: DeviceState, now_ns: int) -> float:
     return min(0.99, spent / device.before_s) if spent and device.before_s else 0.0
 
 
-def waiting_for(state: RunState) -> list[str]:
-    """Devices at work, once others are done."""
-    devices = list(state.devices.values())
-    if all(device.took_s is None for device in devices):
-        return []
-    return [device.name for device in devices if state.activity(device.name) in AT_WORK]
-
-
-def _foot(state: RunState) -> str:
-    parts, waiting, last = [], waiting_for(state), state.last_finished
+def _foot(state: RunState, now_ns: int) -> str:
+    parts, (waiting, since_ns), last = [], waited_for(state), state.last_finished
     if len(state.devices) > MOST_DEVICES:
         parts.append(f"… and {len(state.devices) - MOST_DEVICES} more devices.")
     if waiting:
-        parts.append(f"Waiting for {formatting.some(waiting, 3)}.")
+        waited = seconds((now_ns - since_ns) / 1e9 / state.dilation)
+        parts.append(f"Waiting for {formatting.some(waiting, 3)} for {waited}.")
     if last is not None and last.straggler:
         parts.append(f"The last round's straggler: {last.straggler}.")
     if last is not None and last.disturbed:

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edgebed.errors import UsageError
-from orchestrator.cli.arguments import Runs
+from orchestrator.cli.arguments import FigureName, FigureWidth, PdfFile, PngFile, Runs, SvgFile, Titles, files
 from orchestrator.cli.console import log, print_json, show
 from orchestrator.report import write_figures, write_results
+from orchestrator.report.look import OF_ONE_RUN, Look, check
 from orchestrator.runs.find import find_runs
 
 
 def command(
     runs: Runs,
-    pdf: Annotated[Path | None, typer.Option(help="Write figures for a paper to this file, one per page.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the same figures to this file, on one sheet.")] = None,
+    pdf: PdfFile = None,
+    svg: SvgFile = None,
+    png: PngFile = None,
+    figure: FigureName = None,
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="The round that is drawn; that of median length if not given.")
+    ] = None,
+    width: FigureWidth = "column",
+    title: Titles = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write summary.json, calibration.json, report.html and trace.json of RUNS again from their records."""
-    folders = find_runs(runs)
-    if len(folders) > 1 and (pdf or png):
-        raise UsageError(f"--pdf or --png with {len(folders)} runs", hint="use --pdf and --png with one run only")
-    summaries = [_write(folder, pdf, png) for folder in folders]
+    folders, paths = find_runs(runs), files(pdf, svg, png)
+    check(paths, figure, OF_ONE_RUN)
+    if len(folders) > 1 and paths:
+        raise UsageError(
+            f"figures of {len(folders)} runs", hint="--pdf, --svg and --png take one run; see also compare"
+        )
+    with log.status("reading records, writing summary, report and trace"):
+        summaries = [write_results(folder).as_dict() for folder in folders]
+        written = write_figures(folders[0], paths, figure, Look(width, title), round_) if paths else []
     if as_json:
         print_json(summaries[0] if len(folders) == 1 else summaries)
         return
     for folder in folders:
         for name in ("summary.json", "calibration.json", "report.html", "trace.json"):
             show(folder / name)
-    for path in filter(None, (pdf, png)):
+    for path in written:
         show(path)
-
-
-def _write(folder: Path, pdf: Path | None, png: Path | None) -> dict[str, Any]:
-    with log.status("reading records, writing summary, report and trace"):
-        summary = write_results(folder)
-        if pdf is not None or png is not None:
-            write_figures(folder, pdf, png)
-    return summary.as_dict()

@@ -17,6 +17,7 @@ from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUs
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import log, say
 from orchestrator.cli.live import LiveWatch
+from orchestrator.cli.notice import notice
 from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
@@ -26,7 +27,7 @@ from orchestrator.records.shown.loglines import LogLines
 from orchestrator.records.types import SIMULATED, Record
 from orchestrator.runs import session
 from orchestrator.runs.find import complete_run, find_run, runs_folder
-from orchestrator.runs.request import Listener
+from orchestrator.runs.request import Listener, Notify
 from orchestrator.runs.resume import refuse_beside_resume, resume_request
 from orchestrator.runs.session import run_experiment
 from orchestrator.runs.signals import run_to_end
@@ -70,6 +71,9 @@ def command(
     log_file: Annotated[
         Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")
     ] = None,
+    notify: Annotated[
+        str | None, typer.Option(help="When all is over, or has failed, send a POST with the results to this URL.")
+    ] = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the live page and print its address.")] = False,
     dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
     dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
@@ -96,12 +100,35 @@ def command(
     try_folder(request.runs)
     place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
     page = page_beside(runs_folder(), request.experiment.name, place, say)
-    with page if dashboard else contextlib.nullcontext():
-        folders = carry_out(request, quiet, log_file, lambda wanted, watch: run_to_end(run_experiment(wanted, watch)))
+    with notice(notify, request.experiment.name, say) as ended, page if dashboard else contextlib.nullcontext() as tell:
+
+        def work(wanted: session.Request, watch: session.Watch) -> list[Path]:
+            watch.folders = ended
+            if tell is not None:
+                watch.notify = both(watch.notify, tell)
+            try:
+                return run_to_end(run_experiment(wanted, watch))
+            except EdgebedError as error:
+                watch.notify = tell or session.quiet
+                watch.notify(f"failed: {error}")
+                raise
+
+        folders = carry_out(request, quiet, log_file, work)
     if dashboard:
-        again = " ".join(folder.name for folder in folders)
-        say(f"The page ended with the run. To see it again: edgebed dashboard {again}")
+        say(
+            f"The page ended with the run. To see it again: edgebed dashboard {' '.join(each.name for each in folders)}"
+        )
     print_results(folders, as_json=as_json)
+
+
+def both(one: Notify, other: Notify) -> Notify:
+    """Tells the line to both."""
+
+    def notify(line: str) -> None:
+        one(line)
+        other(line)
+
+    return notify
 
 
 def print_results(folders: list[Path], *, as_json: bool) -> None:

@@ -25,7 +25,7 @@ from orchestrator.dashboard import files
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import RunList
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, history
+from orchestrator.dashboard.view import Cursor, changes, history, shown
 from orchestrator.records.account import stored_summary
 from orchestrator.records.compare.page import compared
 from orchestrator.records.live.run_state import RunState
@@ -84,15 +84,14 @@ class FollowedRun:
             await self.within(self.tail.catch_up)
 
     async def live_gantt(self) -> tuple[int, dict[str, Any] | None]:
-        """(version, Gantt of the round in progress), made again as often as `SHARE` allows. Of a run that is over: of
-        its last finished round."""
-        row = self.tail.state.shown_first
-        if row is None:
+        """(version, Gantt of the round that `shown` chooses), made again as often as `SHARE` allows."""
+        number = shown(self.tail.state)
+        if number is None:
             return -1, None
-        key = (row.number, self.tail.offset)
+        key = (number, self.tail.offset)
         now = time.monotonic()
         if key != self._live[0] and (now >= self._next_live or key[0] != self._live[0][0]):
-            made = await self.within(lambda: self.gantt(row.number))
+            made = await self.within(lambda: self.gantt(number))
             self._next_live = time.monotonic() + (time.monotonic() - now) / SHARE
             self._live = (key, made)
         return self._live[0][1], self._live[1]
@@ -125,6 +124,11 @@ class DashboardAPI:
         self._cards: tuple[float, list[dict[str, Any]]] = (-1e9, [])
         self._closing = asyncio.Event()
         self._drawing = asyncio.Lock()
+        self._steps: list[tuple[str, float]] = []
+
+    def step(self, line: str) -> None:
+        """What the experiment beside the page does before its next round: prepare, calibrate, profile."""
+        self._steps = [*self._steps[-9:], (line, time.monotonic())]
 
     def close(self) -> None:
         """End all streams, or the server would wait for them."""
@@ -155,13 +159,14 @@ class DashboardAPI:
     # ---- requests ----
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: `runs` (the list), and of the chosen run `state` and `gantt`."""
+        """Server-sent events: `runs` (the list), `steps` (before rounds), and of the chosen run `state` and `gantt`."""
         name = request.query_params.get("run", "")
         stream = self._events(name)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self, name: str) -> AsyncIterator[bytes]:
         cursor, gantt_seen, listed, missed, spoken = Cursor(), -2, b"", False, time.monotonic()
+        steps: list[tuple[str, float]] = []
         yield b"retry: 2000\n\n"
         while not self._closing.is_set():
             out = []
@@ -169,6 +174,9 @@ class DashboardAPI:
             if cards != listed:
                 listed = cards
                 out.append(_event("runs", cards))
+            if steps != self._steps:
+                steps = self._steps
+                out.append(_event("steps", _encode([(line, time.monotonic() - at) for line, at in steps])))
             run = await self.fresh(name) if name else None
             if name and run is None and not missed:
                 missed = True
@@ -258,7 +266,7 @@ def _summary(tail: RecordTail) -> Summary:
 
 
 def _changes(tail: RecordTail, cursor: Cursor) -> bytes | None:
-    found = changes(tail.state, cursor)
+    found = changes(tail.state, cursor, time.monotonic_ns())
     return None if found is None else _encode(found)
 
 

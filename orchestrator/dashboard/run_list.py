@@ -48,7 +48,7 @@ class RunList:
         self._wanted = wanted
         self._paths: dict[str, Path] = {}
         self._cards: dict[str, tuple[tuple[float, int, float], dict[str, Any]]] = {}
-        self._about: dict[str, dict[str, str]] = {}
+        self._about: dict[str, dict[str, Any]] = {}
         self._open: dict[str, RecordTail] = {}
         for folder in wanted.folders:
             self._add(folder)
@@ -203,14 +203,17 @@ def spark(accuracies: Sequence[float | None]) -> list[float]:
     return [round(accuracy, 3) for accuracy in thinned(found, SPARK_POINTS)]
 
 
-def about(folder: Path) -> dict[str, str]:
-    """Names of model and data set in the experiment file of a run; empty where it is not there or no such file."""
+def about(folder: Path) -> dict[str, Any]:
+    """Names of model and data set in the experiment file of a run, and how many rounds it may have; empty and None
+    where it is not there or no such file."""
     try:
         path = folder / "experiment.yaml"
         found, _ = parse(read_plain(path, MOST_BYTES).decode(), path)
-        return {key: printable(str(found[key]["name"])) for key in ("model", "data")}
-    except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError):
-        return {"model": "", "data": ""}
+        rounds = found.get("training", {}).get("rounds")
+        names = {key: printable(str(found[key]["name"])) for key in ("model", "data")}
+        return names | {"of": rounds if isinstance(rounds, int) else None}
+    except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError, AttributeError):
+        return {"model": "", "data": "", "of": None}
 
 
 def _last_records(records: Path) -> Sequence[t.Record]:

@@ -84,7 +84,7 @@ async def _serve(runs: RunList, sock: socket.socket, host: str, port: int, token
     )
     server = _Server(config, api)
     if until_eof:
-        asyncio.get_running_loop().run_in_executor(None, _wait_eof, server, asyncio.get_running_loop())
+        asyncio.get_running_loop().run_in_executor(None, _hear, server, api, asyncio.get_running_loop())
     await server.serve(sockets=[sock])
 
 
@@ -104,7 +104,9 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 
-def _wait_eof(server: _Server, loop: asyncio.AbstractEventLoop) -> None:
-    sys.stdin.buffer.read()
+def _hear(server: _Server, api: DashboardAPI, loop: asyncio.AbstractEventLoop) -> None:
+    """Take steps of the experiment from standard input, a line each, until it ends."""
     with contextlib.suppress(RuntimeError):  # the loop has ended already
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(api.step, line.decode(errors="replace").strip())
         loop.call_soon_threadsafe(server.end)

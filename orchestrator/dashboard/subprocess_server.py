@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import subprocess
 import tempfile
@@ -22,8 +23,11 @@ START_S = 30.0
 
 
 @contextlib.contextmanager
-def page_beside(library: Path, experiment: str, place: PageAddress, notify: Callable[[str], None]) -> Iterator[None]:
+def page_beside(
+    library: Path, experiment: str, place: PageAddress, notify: Callable[[str], None]
+) -> Iterator[Callable[[str], None]]:
     """Serve a page with the runs of `experiment` in `library` that begin or continue from now on, until the block ends.
+    Gives a function that shows a line on the page, as what is done before the next round.
 
     Raises:
         UsageError: it could not be served.
@@ -49,7 +53,8 @@ def page_beside(library: Path, experiment: str, place: PageAddress, notify: Call
             why = errors.read().strip()[-300:] or f"it said nothing within {START_S:.0f} s"
             raise UsageError(f"the page could not be served: {why}", hint="leave out --dashboard")
         notify(f"Live page: {line}")
-        yield
+        os.set_blocking(process.stdin.fileno(), False)  # a page that hangs holds nothing up
+        yield lambda line: _tell(process, line)
     finally:
         process.stdin.close()
         try:
@@ -59,6 +64,12 @@ def page_beside(library: Path, experiment: str, place: PageAddress, notify: Call
             process.wait()
         process.stdout.close()
         errors.close()
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        os.write(process.stdin.fileno(), f"{line.partition(chr(10))[0][:400]}\n".encode())
 
 
 def _first_line(stream: IO[str]) -> str:

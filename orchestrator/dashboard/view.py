@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.critical.bound_by import in_words, more_words
+from orchestrator.records.critical.stragglers import whole_run
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
+from orchestrator.records.older_words import ending_of
+from orchestrator.records.shown.round_view import median_round, waited_for
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.timeline.host_index import index_text
 from orchestrator.records.words.drawing import six_digits
@@ -39,8 +42,12 @@ class Cursor(msgspec.Struct):
     calibration: int = 0
 
 
-def changes(state: RunState, cursor: Cursor) -> dict[str, Any] | None:
-    """What a page lacks; None where nothing. `cursor` moves on. Rows and events come with the index of the first."""
+def changes(state: RunState, cursor: Cursor, now_ns: int = 0) -> dict[str, Any] | None:
+    """What a page lacks; None where nothing. `cursor` moves on. Rows and events come with the index of the first.
+
+    Args:
+        now_ns: as in `head`.
+    """
     if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.sessions:
         return None
     whole = state.epoch != cursor.epoch or len(state.sessions) != cursor.sessions
@@ -50,7 +57,7 @@ def changes(state: RunState, cursor: Cursor) -> dict[str, Any] | None:
     first = _first_changed(state, cursor)
     result: dict[str, Any] = {
         "whole": whole,
-        "head": head(state),
+        "head": head(state, now_ns),
         "devices": [_device(state, device) for device in state.devices.values()],
         "boards": _boards(state),
         "rows_from": first,
@@ -74,10 +81,22 @@ def _first_changed(state: RunState, cursor: Cursor) -> int:
     return min(next(changed, len(state.rows)), cursor.rows)
 
 
-def head(state: RunState) -> dict[str, Any]:
-    """What must always be in sight."""
+def shown(state: RunState) -> int | None:
+    """The round that the page shows first: the one in progress; of a run that is over that of median length."""
+    if state.sessions and state.ended:
+        return median_round((row.seconds, row.number) for row in state.rows if row.seconds is not None)
+    return state.current.number if state.current is not None else None
+
+
+def head(state: RunState, now_ns: int = 0) -> dict[str, Any]:
+    """What must always be in sight.
+
+    Args:
+        now_ns: the orchestrator's clock, where it is known: for how long devices wait follows from it.
+    """
     ends = on_axis(state)
     now = progress(state, ends)
+    done = [row for row in state.rows if row.seconds is not None]
     judged = [row for row in state.calibration if row.judged]
     return {
         **{name: getattr(now, name) for name in SHOWN},
@@ -87,12 +106,37 @@ def head(state: RunState) -> dict[str, Any]:
         "checks": len(judged),
         "checks_failed": sum(not row.passed for row in judged),
         "ended": state.ended,
+        "ending": "" if state.session.finished is None else ending_of(state.session.finished),
+        "session": _session(state),
+        "waiting": _waiting(state, now_ns),
+        "story": whole_run([(r.straggler, r.why, r.waited_for, r.waited_s) for r in done], now.profiles),
         "target": now.target_accuracy,
         "elapsed_s": state.elapsed_s,
         "bytes_up": now.bytes_up_total,
         "bytes_down": now.bytes_down_total,
         "figures": {"rounds": len(ends), **{name: getattr(now, name) for name in FIGURES}},
     }
+
+
+def _session(state: RunState) -> dict[str, Any]:
+    """When the session began (wall clock), the rounds before it, and the seconds until its first round began and its
+    last one ended."""
+    started, begun_ns = state.session.started, state.begun_ns[-1]
+    ends = [row.end_ns for row in state.rows[state.first_row :] if row.end_ns]
+    first_s, last_s = ((at_ns - started.at_ns) / 1e9 for at_ns in (begun_ns, max(ends, default=begun_ns)))
+    seconds = {"first_s": six_digits(first_s), "last_s": six_digits(last_s)} if begun_ns else {}
+    return {"began": started.wall, "from": max(0, started.resumed_from), **seconds}
+
+
+LONGEST_S = 86_400.0
+"""A longer wait is none of this clock: the records come from another host, or from before its last start."""
+
+
+def _waiting(state: RunState, now_ns: int) -> dict[str, Any] | None:
+    """Who is waited for, and for how many seconds already (None: not known)."""
+    names, since_ns = waited_for(state)
+    waited_s = (now_ns - since_ns) / 1e9 / state.dilation
+    return {"names": names, "s": waited_s if 0 <= waited_s < LONGEST_S else None} if names else None
 
 
 def _row(row: RoundRow) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgebed.errors import FileError
+from edgebed.errors import FileError, UsageError
 from orchestrator.files.output import replace
 from orchestrator.records.account import load_summary, whole, write_account, write_summary
 from orchestrator.records.live.run_state import RunState
@@ -16,10 +16,11 @@ from orchestrator.records.live.summing import summary_of
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.shown.over_time import OverTime
-from orchestrator.records.shown.round_view import round_view
+from orchestrator.records.shown.round_view import median_round, round_view
 from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import seconds
 from orchestrator.report import charts
+from orchestrator.report.look import LOOK, OF_ONE_RUN, Look, check
 from orchestrator.report.page import Collected, comparison_page, mean_phases, report_page
 from orchestrator.report.trace import TraceFile
 
@@ -71,43 +72,53 @@ def _write_report(folder: Path, state: RunState) -> Summary:
     return summary
 
 
-def write_figures(folder: Path, pdf: Path | None = None, png: Path | None = None) -> None:
-    """Write figures for papers of the run in `folder`; the Gantt is that of its median round."""
-    from orchestrator.report.figures import write_pdf, write_png  # matplotlib takes its time; runs need none of it
+def write_figures(
+    folder: Path, paths: Sequence[Path], only: str | None = None, look: Look = LOOK, round: int | None = None
+) -> list[Path]:
+    """Write figures for papers of the run in `folder`, and return the files written.
 
+    Args:
+        only: the name of one figure (`look.OF_ONE_RUN`); None: all that the run has.
+        round: the number, from 1, of the round whose Gantt is drawn; None: `median_round`.
+
+    Raises:
+        UsageError: no such figure or round, or a file that cannot be written in any format.
+    """
+    from orchestrator.report import figures  # matplotlib takes its time; runs need none of it
+
+    check(paths, only, OF_ONE_RUN)
     with _without_collector():
         state = whole(read(folder / "records.jsonl"))
-        wanted = _median(state.run)
-        phases, chosen = [], None
+        ended = _finished(state.run)
+        wanted = median_round(ended) if round is None else round - 1
+        if round is not None and wanted not in {number for _, number in ended}:
+            raise UsageError(f"{folder.name} has no finished round {round}", hint=f"it has {len(ended)} of them")
+        phases, view = [], None
         for timeline in explained(state):
             if timeline.facts.finished is not None:
                 phases.append((timeline.facts.number + 1, mean_phases(timeline)))
             if timeline.facts.number == wanted:
-                chosen = timeline
-        summary = summary_of(state)
-    for path, write in ((pdf, write_pdf), (png, write_png)):
-        if path is not None:
-            write(path, summary, phases, chosen)
+                view = round_view(timeline, timeline.facts.end_ns)
+        drawn = figures.Drawn(summary_of(state), phases, view)
+    return figures.write_figures(drawn, paths, only, look)
 
 
-def _median(run: RunFacts) -> int | None:
-    """The number of the round of median length; None before the first."""
-    rounds = sorted((f.finished.seconds / f.dilation, f.number) for _, f in run.rounds() if f.finished is not None)
-    return rounds[(len(rounds) - 1) // 2][1] if rounds else None
+def write_comparison(folders: Sequence[Path], path: Path, baseline: Summary | None = None) -> None:
+    """Write one page that shows several runs together. `baseline`: that speed-ups refer to at first."""
+    replace(path, comparison_page([load_summary(folder) for folder in folders], baseline).encode())
 
 
-def write_comparison(folders: Sequence[Path], path: Path) -> None:
-    """Write one page that shows several runs together."""
-    replace(path, comparison_page([load_summary(folder) for folder in folders]).encode())
+def _finished(run: RunFacts) -> list[tuple[float, int]]:
+    """Seconds and numbers of the rounds that ended."""
+    return [(f.finished.seconds / f.dilation, f.number) for _, f in run.rounds() if f.finished is not None]
 
 
 def _chosen(run: RunFacts) -> dict[int, str]:
     """Numbers and labels of the rounds whose Gantt the page offers."""
     phases = sum(len(device.phases) for session in run.sessions for device in session.devices.values())
-    finished = [facts for _, facts in run.rounds() if facts.finished is not None]
-    lengths = [facts.finished.seconds / facts.dilation for facts in finished if facts.finished is not None]
-    chosen = charts.choose(lengths, MOST_SEGMENTS // max(1, phases // max(1, len(finished))))
-    return {finished[i].number: f"round {finished[i].number + 1}, {seconds(lengths[i])}{why}" for i, why in chosen}
+    finished = _finished(run)
+    chosen = charts.choose([length for length, _ in finished], MOST_SEGMENTS // max(1, phases // max(1, len(finished))))
+    return {finished[i][1]: f"round {finished[i][1] + 1}, {seconds(finished[i][0])}{why}" for i, why in chosen}
 
 
 @contextmanager

@@ -7,4 +7,4 @@ from pathlib import Path
 
 from orchestrator.report import write_figures
 
-write_figures(Path(sys.argv[1]), pdf=Path(sys.argv[2]))
+write_figures(Path(sys.argv[1]), [Path(sys.argv[2])])

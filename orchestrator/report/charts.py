@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import msgspec
 
 from orchestrator.records.compare.curves import Along, curve
 from orchestrator.records.run_index import RunFacts
+from orchestrator.records.shown.round_view import median_round
 from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.timeline.events import events
 from orchestrator.records.words import vocabulary
@@ -238,14 +238,14 @@ def choose(lengths: Sequence[float], most: int) -> list[tuple[int, str]]:
     """Indexes of rounds to draw, with a remark: all up to `most`; of more the first, median, slowest and last."""
     if not lengths:
         return []
-    middle = median(lengths)
+    middle = median_round((length, index) for index, length in enumerate(lengths))
     special = {
-        min(range(len(lengths)), key=lambda i: abs(lengths[i] - middle)): "median",
         0: "first",
         len(lengths) - 1: "last",
         max(range(len(lengths)), key=lambda i: lengths[i]): "slowest",
+        middle: "median",
     }
-    indexes = range(len(lengths)) if len(lengths) <= most else sorted(special)
+    indexes = range(len(lengths)) if len(lengths) <= most else sorted(i for i in special if i is not None)
     return [(i, f" ({special[i]})" if i in special else "") for i in indexes]
 
 

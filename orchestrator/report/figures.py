@@ -1,70 +1,88 @@
-"""Figures of a run for papers: one per page of a PDF, as vectors with text that stays text, or together in one PNG."""
+"""Figures of one run for papers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+import msgspec
 
+from orchestrator.records.compare.comparison import compare, headline
+from orchestrator.records.compare.curves import curve
 from orchestrator.records.critical.bound_by import Part
-from orchestrator.records.shown.gantt import device_rows, length_s, orchestrator_rows
 from orchestrator.records.summary import Summary
-from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.drawing import stride
-from orchestrator.records.words.formatting import number, percent
+from orchestrator.records.words.formatting import number, percent, share
 from orchestrator.records.words.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, WAITS, colour, ordered, style
 from orchestrator.records.words.vocabulary import held_by, phase
+from orchestrator.report.look import BOUND, OF_ONE_RUN, WAITED, Look, check
+from orchestrator.report.sheet import About, Plot, by_round, label_x, name_rows, rows_in, write
 
-SIZE_IN = (5.2, 3.2)
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.labelsize": 9,
-    "legend.fontsize": 7.5,
-    "pdf.fonttype": 42,  # TrueType: journals refuse the default, and text stays searchable
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dfe4ea",
-    "axes.axisbelow": True,
-}
 MOST_BARS = 120
 
-Draw = Callable[[Any], None]
-"""Draws one figure into axes."""
+ROW_IN = 0.15
+"""Height of a device's bar and of the room around it."""
+
+LEAST = 0.005
+"""A part with a smaller share of the whole figure is not drawn: it cannot be seen."""
 
 
-def write_pdf(
-    path: Path, summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
-) -> None:
-    """One figure per page. `phases` as for the report's stacked chart, `round`: the one whose Gantt is drawn."""
-    with matplotlib.rc_context(STYLE), PdfPages(path, metadata={"Title": summary.run}) as pages:
-        for title, draw in _figures(summary, phases, round):
-            page = Figure(figsize=SIZE_IN, layout="constrained")
-            _fill(page.add_subplot(), title, draw)
-            page.text(0.995, 0.003, _marked(summary), ha="right", va="bottom", fontsize=5, color="#66707d")
-            pages.savefig(page)
+Parts = Iterable[tuple[str, str, Sequence[float]]]
+"""Phase that has the colour, label, and lengths of the bars."""
 
 
-def write_png(
-    path: Path, summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
-) -> None:
-    """All figures on one sheet, 200 dots per inch."""
-    figures = _figures(summary, phases, round)
-    rows = -(-len(figures) // 2)
-    with matplotlib.rc_context(STYLE):
-        sheet = Figure(figsize=(2 * SIZE_IN[0], rows * SIZE_IN[1] + 0.4), layout="constrained", dpi=200)
-        FigureCanvasAgg(sheet)
-        for index, (title, draw) in enumerate(figures):
-            _fill(sheet.add_subplot(rows, 2, index + 1), title, draw)
-        sheet.suptitle(_marked(summary), fontsize=8, color="#66707d")
-        sheet.savefig(path, format="png")
+class Drawn(msgspec.Struct, frozen=True):
+    """What figures of a run show.
+
+    Attributes:
+        phases: per finished round its number and the mean device's seconds by name.
+        view: the round whose Gantt is drawn, as `round_view` has it; None: no round.
+    """
+
+    summary: Summary
+    phases: Sequence[tuple[int, dict[str, float]]] = ()
+    view: dict[str, Any] | None = None
+
+
+def write_figures(drawn: Drawn, paths: Sequence[Path], only: str | None, look: Look) -> list[Path]:
+    """Write the figures of a run and their captions (`sheet.write`), and return the files written.
+
+    Raises:
+        UsageError: an unknown figure or ending of a file.
+    """
+    check(paths, only, OF_ONE_RUN)
+    summary = drawn.summary
+    about = About(summary.run, [summary.run], [_marked(summary), *compare([summary]).notes], headline([summary]))
+    return write(paths, plots(drawn, only), look, about)
+
+
+def plots(drawn: Drawn, only: str | None = None) -> list[Plot]:
+    """The figures of a run, as `write_figures` draws them."""
+    chosen = [only] if only is not None else [name for name in OF_ONE_RUN if _has_data(name, drawn)]
+    return [_plot(name, drawn) for name in chosen]
+
+
+def _plot(name: str, drawn: Drawn) -> Plot:
+    title, draw, by_device = FIGURES[name]
+    count = len(drawn.summary.devices) + 2 * (name == "round")
+    if name == "round" and drawn.view is not None:
+        title = f"Round {drawn.view['round']}"
+    return Plot(name, title, partial(draw, drawn), height_in=rows_in(count, ROW_IN) if by_device else None)
+
+
+def _has_data(name: str, drawn: Drawn) -> bool:
+    """Whether a figure would show anything: cuts, for instance, only where a method has several."""
+    summary = drawn.summary
+    if not summary.rounds:
+        return name == "accuracy-time"
+    if name == "cuts":
+        return len({cut for device in summary.devices.values() for cut in device.cut}) > 1
+    if name == "round":
+        return drawn.view is not None
+    return name not in (BOUND, WAITED) or bool(summary.bound_by.parts)
 
 
 def _marked(summary: Summary) -> str:
@@ -81,136 +99,124 @@ def _marked(summary: Summary) -> str:
     return f"{summary.run}: {summary.method}, {held}{costs}, {dilation}, {calibrated}{speed}{grain}{host}"
 
 
-def _fill(axes: Any, title: str, draw: Draw) -> None:
-    draw(axes)
-    axes.set_title(title, fontsize=9.5, loc="left", fontweight="bold")
+# ---- curves and rounds ----
 
 
-def _figures(
-    summary: Summary, phases: Sequence[tuple[int, dict[str, float]]], round: RoundTimeline | None
-) -> list[tuple[str, Draw]]:
-    elapsed_s = [row.elapsed_s for row in summary.rounds]
-    figures: list[tuple[str, Draw]] = [
-        ("Accuracy over time", lambda axes: _accuracy(axes, summary, elapsed_s, "seconds of training")),
-        ("Accuracy over rounds", lambda axes: _accuracy(axes, summary, range(1, len(summary.rounds) + 1), "rounds")),
-        ("What the mean device's time was spent on", lambda axes: _stacked(axes, phases)),
-        ("Rounds, and how far the slowest device was behind", lambda axes: _gaps(axes, summary)),
-        ("What each device's time was spent on", lambda axes: _shares(axes, summary)),
-        ("Stages on the device", lambda axes: _cuts(axes, summary)),
+def _accuracy(along: Any, label: str) -> Callable[[Drawn, Any, Look], None]:
+    def draw(drawn: Drawn, axes: Any, look: Look) -> None:
+        summary, points = drawn.summary, curve(drawn.summary, along)
+        line = {"marker": "o" if len(points) <= 60 else "", "ms": 3, "color": RUNS[style(summary.method).colour]}
+        axes.plot([x for x, _ in points], [100 * y for _, y in points], label=summary.method, **line)
+        target = summary.target_accuracy
+        axes.axhline(100 * target, ls="--", lw=0.8, color="#888", label=f"target {share(target)}")
+        axes.set(ylabel="test accuracy, %", ylim=(0, 103), xlim=(0, None))
+        label_x(axes, label, look)
+        if along == "rounds":
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+    return draw
+
+
+def _stacked(drawn: Drawn, axes: Any, look: Look) -> None:
+    step = stride(len(drawn.phases), MOST_BARS)
+    shown = drawn.phases[::step]
+    parts = [
+        (name, phase(name), [sums.get(name, 0.0) for _, sums in shown])
+        for name in ordered({n for _, sums in shown for n in sums})
     ]
-    if not summary.rounds:
-        return figures[:1]
-    if summary.bound_by.parts:
-        figures.append(("What bounded the rounds", lambda axes: _bounds(axes, summary)))
-        figures.append(("What each device waited for", lambda axes: _waits(axes, summary)))
-    if round is not None:
-        figures.insert(3, (f"Round {round.facts.number + 1}", lambda axes: _gantt(axes, round)))
-    return figures
+    _by_round(axes, [n for n, _ in shown], step, parts, look)
 
 
-def _accuracy(axes: Any, summary: Summary, xs: Sequence[float], label: str) -> None:
-    points = [(x, row.accuracy) for x, row in zip(xs, summary.rounds, strict=True) if row.accuracy is not None]
-    marker = "o" if len(points) <= 60 else ""
-    axes.plot(
-        [x for x, _ in points],
-        [100 * y for _, y in points],
-        marker=marker,
-        ms=3,
-        color=RUNS[style(summary.method).colour].light,
-    )
-    axes.axhline(100 * summary.target_accuracy, ls="--", lw=0.8, color="#888")
-    axes.set(xlabel=label, ylabel="test accuracy, %", ylim=(0, 103), xlim=(0, None))
+def _by_round(axes: Any, numbers: Sequence[int], step: int, parts: Parts, look: Look) -> None:
+    """A bar per round; of a long run every n-th, and as wide as n."""
+    pile(axes.bar, numbers, 0.85 * step, _large(parts), linewidth=0)
+    axes.set(ylabel="seconds")
+    by_round(axes, numbers, look)
 
 
-def _stacked(axes: Any, phases: Sequence[tuple[int, dict[str, float]]]) -> None:
-    shown = phases[:: stride(len(phases), MOST_BARS)]
-    parts = [(name, phase(name), [sums.get(name, 0.0) for _, sums in shown]) for name in _large(shown)]
-    pile(axes.bar, [number for number, _ in shown], 0.85 * stride(len(phases), MOST_BARS), parts, linewidth=0)
-    axes.set(xlabel="round", ylabel="seconds")
-    _whole_numbers(axes)
-    _legend(axes)
-
-
-def _large(shown: Sequence[tuple[int, dict[str, float]]]) -> list[str]:
-    """Names with at least 0.5 % of the time; less cannot be seen."""
-    sums: dict[str, float] = {}
-    for _, one in shown:
-        for name, seconds in one.items():
-            sums[name] = sums.get(name, 0.0) + seconds
-    return ordered({name for name, seconds in sums.items() if seconds >= 0.005 * sum(sums.values())})
-
-
-def _gaps(axes: Any, summary: Summary) -> None:
-    rows = sorted(summary.rounds, key=lambda row: row.number)
+def _gaps(drawn: Drawn, axes: Any, look: Look) -> None:
+    rows = sorted(drawn.summary.rounds, key=lambda row: row.number)
     for cause, like in COLOURED_AS.items():
         own = [(row.number, row.straggler_gaps_s) for row in rows if row.straggler_why == cause]
         if own:
-            axes.bar(
-                [n for n, _ in own], [g for _, g in own], color=colour(like), label=f"gap: {vocabulary.cause(cause)}"
-            )
-    axes.plot([row.number for row in rows], [row.round_s for row in rows], color="#555", lw=1.2, label="round")
-    axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))
-    _whole_numbers(axes)
-    _legend(axes)
+            label = f"gap: {vocabulary.cause(cause)}"
+            axes.bar([n for n, _ in own], [g for _, g in own], label=label, linewidth=0, **look_of(like))
+    dot = "o" if len(rows) == 1 else None
+    axes.plot([r.number for r in rows], [r.round_s for r in rows], marker=dot, color="#555", lw=1.2, label="round")
+    axes.set(ylabel="seconds", ylim=(0, None))
+    by_round(axes, [row.number for row in rows], look)
 
 
-def _bounds(axes: Any, summary: Summary) -> None:
+def _bounds(drawn: Drawn, axes: Any, look: Look) -> None:
     """Seconds of every round's critical path by kind of bound."""
-    known = [(row.number, row.round_bounds.parts) for row in summary.rounds if row.round_bounds is not None]
+    known = [(row.number, row.round_bounds.parts) for row in drawn.summary.rounds if row.round_bounds is not None]
     rounds = [(number, seconds_by_bound(parts)) for number, parts in sorted(known, key=lambda pair: pair[0])]
-    shown, width = rounds[:: stride(len(rounds), MOST_BARS)], 0.85 * stride(len(rounds), MOST_BARS)
-    heights = {what: [sums.get(what, 0.0) for _, sums in shown] for what in BOUNDS}
-    parts = [(BOUNDS[what], vocabulary.BOUNDS[what], each) for what, each in heights.items() if any(each)]
-    pile(axes.bar, [number for number, _ in shown], width, parts, linewidth=0)
-    axes.set(xlabel="round", ylabel="seconds")
-    _whole_numbers(axes)
-    _legend(axes)
+    step = stride(len(rounds), MOST_BARS)
+    shown = rounds[::step]
+    parts = [(like, vocabulary.BOUNDS[what], [s.get(what, 0.0) for _, s in shown]) for what, like in BOUNDS.items()]
+    _by_round(axes, [n for n, _ in shown], step, parts, look)
 
 
-def _waits(axes: Any, summary: Summary) -> None:
+# ---- a row per device ----
+
+
+def _by_device(axes: Any, names: Sequence[str], parts: Parts, label: str, look: Look) -> None:
+    pile(axes.barh, range(len(names)), 0.75, _large(parts), linewidth=0)
+    name_rows(axes, names, look, lines=1)
+    label_x(axes, label, look, xlim=(0, None))
+
+
+def _waits(drawn: Drawn, axes: Any, look: Look) -> None:
     """Seconds that every device waited in all rounds, by cause."""
-    devices = {name: device.wait_s for name, device in summary.devices.items() if device.wait_s is not None}
-    widths = {cause: [waited.get(cause, 0.0) for waited in devices.values()] for cause in WAITED_FOR}
-    parts = [(WAITED_FOR[cause], vocabulary.WAITED_FOR[cause], each) for cause, each in widths.items() if any(each)]
-    pile(axes.barh, range(len(devices)), 0.75, parts, linewidth=0)
-    _by_device(axes, list(devices))
-    axes.set(xlabel="seconds of all rounds", xlim=(0, None))
-    _legend(axes)
+    devices = {name: device.wait_s for name, device in drawn.summary.devices.items() if device.wait_s is not None}
+    parts = [
+        (like, vocabulary.WAITED_FOR[cause], [waited.get(cause, 0.0) for waited in devices.values()])
+        for cause, like in WAITED_FOR.items()
+    ]
+    _by_device(axes, list(devices), parts, "seconds of all rounds", look)
 
 
-def _gantt(axes: Any, timeline: RoundTimeline) -> None:
-    rows = device_rows(timeline) + orchestrator_rows(timeline)
-    for index, row in enumerate(rows):
-        for bar in row.bars:
-            axes.barh(index, bar.length_s, 0.75, bar.start_s, linewidth=0, **look_of(bar.name))
-    _by_device(axes, [row.label for row in rows])
-    axes.set(xlabel="seconds since the start of the round", xlim=(0, length_s(timeline.facts)))
-    names = ordered({bar.name for row in rows for bar in row.bars})
-    _legend(axes, [Patch(label=phase(name), linewidth=0, **look_of(name)) for name in names])
+def _gantt(drawn: Drawn, axes: Any, look: Look) -> None:
+    """The same bars as on the pages."""
+    assert drawn.view is not None
+    rows = {name: device["bars"] for name, device in drawn.view["devices"].items()}
+    rows |= {"server halves": drawn.view["server"], "orchestrator": drawn.view["own"]}
+    for index, bars in enumerate(rows.values()):
+        for name, start, end, _ in bars:
+            axes.barh(index, end - start, 0.75, start, linewidth=0, **look_of(name))
+    for name in ordered({bar[0] for bars in rows.values() for bar in bars}):
+        axes.barh(0, 0, label=phase(name), linewidth=0, **look_of(name))
+    name_rows(axes, list(rows), look, lines=1)
+    label_x(axes, "seconds since the start of the round", look, xlim=(0, drawn.view["length_s"]))
 
 
-def _shares(axes: Any, summary: Summary) -> None:
-    phases = {name: device.phase_s for name, device in summary.devices.items()}
-    names = ordered({name for sums in phases.values() for name in sums})
+def _shares(drawn: Drawn, axes: Any, look: Look) -> None:
+    phases = {name: device.phase_s for name, device in drawn.summary.devices.items()}
     whole = {device: sum(sums.values()) or 1.0 for device, sums in phases.items()}
-    shares = {name: [100 * sums.get(name, 0.0) / whole[device] for device, sums in phases.items()] for name in names}
-    pile(axes.barh, range(len(phases)), 0.75, [(name, phase(name), shares[name]) for name in names], linewidth=0)
-    _by_device(axes, list(phases))
-    axes.set(xlabel="% of the time of all rounds", xlim=(0, 100))
-    _legend(axes)
+    parts = [
+        (name, phase(name), [100 * sums.get(name, 0.0) / whole[device] for device, sums in phases.items()])
+        for name in ordered({name for sums in phases.values() for name in sums})
+    ]
+    _by_device(axes, list(phases), parts, "% of the time of all rounds", look)
+    axes.set_xlim(0, 100)
 
 
-def _cuts(axes: Any, summary: Summary) -> None:
-    half, last = 0.5, max(row.number for row in summary.rounds)
-    cuts = cut_columns(summary)
-    image = axes.imshow(
-        cuts, aspect="auto", interpolation="nearest", extent=(half, last + half, len(cuts) - half, -half)
-    )
-    _by_device(axes, list(summary.devices), inverted=False)
-    axes.grid(False)
-    axes.set(xlabel="round")
-    _whole_numbers(axes)
-    axes.figure.colorbar(image, ax=axes, label="stages")
+def _cuts(drawn: Drawn, axes: Any, look: Look) -> None:
+    """Stages on each device in each round, the darker the more."""
+    rows = cut_columns(drawn.summary)
+    known = sorted({cut for row in rows for cut in row if cut == cut})
+    for cut in known:
+        for index, row in enumerate(rows):
+            spans = [(place - 0.5, 1.0) for place, own in enumerate(row, 1) if own == cut]
+            axes.broken_barh(spans, (index - 0.4, 0.8), facecolor=blue(cut / known[-1]), linewidth=0)
+        axes.barh(0, 0, label=f"{cut:g} stage{'s' if cut > 1 else ''}", color=blue(cut / known[-1]))
+    name_rows(axes, list(drawn.summary.devices), look, lines=1)
+    by_round(axes, [row.number for row in drawn.summary.rounds], look)
+
+
+def blue(strength: float) -> tuple[float, float, float]:
+    """From pale to dark, as pages draw cuts."""
+    return tuple(1 - strength * (1 - part) for part in (0.12, 0.37, 0.66))  # type: ignore[return-value]
 
 
 def cut_columns(summary: Summary) -> list[list[float]]:
@@ -224,10 +230,6 @@ def cut_columns(summary: Summary) -> list[list[float]]:
             row[place - 1] = float("nan") if cut is None else cut
         rows.append(row)
     return rows
-
-
-Parts = Iterable[tuple[str, str, Sequence[float]]]
-"""Phase that has the colour, label, and lengths of the bars."""
 
 
 def pile(bars: Callable[..., object], places: Sequence[int], width: float, parts: Parts, **more: Any) -> list[float]:
@@ -244,30 +246,25 @@ def look_of(name: str) -> dict[str, Any]:
     return {"facecolor": colour(name), "hatch": "////" if name in WAITS else None, "edgecolor": "white"}
 
 
-def _by_device(axes: Any, devices: list[str], inverted: bool = True) -> None:
-    step = stride(len(devices), 25)
-    axes.set_yticks(range(0, len(devices), step), devices[::step], fontsize=7.5)
-    axes.grid(False, axis="y")
-    if inverted:
-        axes.set_ylim(len(devices) - 0.5, -0.5)
+def _large(parts: Parts) -> Parts:
+    """Those that can be seen."""
+    parts = list(parts)
+    whole = sum(sum(lengths) for _, _, lengths in parts)
+    return [part for part in parts if sum(part[2]) > LEAST * whole]
 
 
-def _whole_numbers(axes: Any) -> None:
-    axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _legend(axes: Any, handles: list[Patch] | None = None) -> None:
-    """Below the axes, so that it covers nothing."""
-    about: dict[str, Any] = {"handles": handles} if handles is not None else {}
-    axes.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.2),
-        ncols=4,
-        frameon=False,
-        handlelength=1.0,
-        columnspacing=1.0,
-        **about,
-    )
+FIGURES: dict[str, tuple[str, Callable[[Drawn, Any, Look], None], bool]] = {
+    "accuracy-time": ("Accuracy over time", _accuracy("time", "seconds of training"), False),
+    "accuracy-rounds": ("Accuracy over rounds", _accuracy("rounds", "rounds"), False),
+    "seconds": ("What the mean device's time was spent on", _stacked, False),
+    "round": ("One round", _gantt, True),
+    "gaps": ("Rounds, and how far the slowest device was behind", _gaps, False),
+    "devices": ("What each device's time was spent on", _shares, True),
+    "cuts": ("Stages on the device", _cuts, True),
+    BOUND: ("What bounded the rounds", _bounds, False),
+    WAITED: ("What each device waited for", _waits, True),
+}
+"""By name of OF_ONE_RUN: title, what draws it, and whether it has a row per device."""
 
 
 # ---- what bounded rounds, and what devices waited for, as shares ----

@@ -1,11 +1,14 @@
-"""How figures for papers look: what a user can choose. Loads no drawing library."""
+"""How figures for papers look, which there are, and to what files they go. Loads no drawing library."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from edgebed.errors import UsageError
 from orchestrator.records.compare.curves import Spread
 
 Width = Literal["column", "page"]
@@ -17,3 +20,27 @@ class Look(msgspec.Struct, frozen=True):
     width: Width = "column"
     title: bool = True
     spread: Spread = "range"
+
+
+LOOK = Look()
+
+PAIRED, BOUND, WAITED = "paired-ratio", "bounds", "waits"
+"""Figures that not all runs have: those of interleaved runs, and those whose records tell what bounded the rounds."""
+
+OF_RUNS = (
+    *("accuracy-time", "accuracy-rounds", "accuracy-bytes", "time-to-target", PAIRED, "seconds"),
+    *(BOUND, WAITED),
+)
+"""Figures of several runs."""
+
+OF_ONE_RUN = ("accuracy-time", "accuracy-rounds", "seconds", "round", "gaps", "devices", "cuts", BOUND, WAITED)
+"""Figures of one run; `round` is the Gantt of one round."""
+
+
+def check(paths: Sequence[Path], only: str | None, names: Sequence[str]) -> None:
+    """Raises UsageError: no such figure, or a file that cannot be written in any format."""
+    if only is not None and only not in names:
+        raise UsageError(f"no figure {only!r}", hint=f"one of {', '.join(names)}")
+    for path in paths:
+        if path.suffix not in (".pdf", ".svg", ".png"):
+            raise UsageError(f"{path}: not a name of a PDF, SVG or PNG file", hint="end it in .pdf, .svg or .png")

@@ -133,12 +133,12 @@ def _figures(run: RunFacts, summary: Summary, collected: Collected) -> dict[str,
     } | {name: figure for name, figure in optional.items() if figure is not None}
 
 
-def comparison_page(summaries: Sequence[Summary]) -> str:
+def comparison_page(summaries: Sequence[Summary], baseline: Summary | None = None) -> str:
     """The page of several runs: their curves, and the tables of `edgebed compare`."""
     return _render(
         "comparison.html.j2",
         title=" · ".join(dict.fromkeys(summary.method for summary in summaries)),
-        compared=compared(summaries),
+        compared=compared(summaries, baseline),
         summaries=summaries,
         badges=_common_badges(summaries),
     )

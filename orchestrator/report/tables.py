@@ -9,7 +9,7 @@ from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import RoundBounds
 from orchestrator.records.critical.critical_path import LEAST
-from orchestrator.records.critical.stragglers import CAUSES
+from orchestrator.records.critical.stragglers import CAUSES, whole_run
 from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
@@ -308,17 +308,8 @@ def _faster(summary: Summary) -> list[str]:
 
 
 def _who(summary: Summary) -> str:
-    rows = lost_rows(summary)
-    if not rows:
-        return ""
-    top = max(rows, key=lambda row: int(row[2].split()[0]))
-    by_cause = dict(zip(CAUSES, map(int, top[3:7]), strict=True))
-    why = max(by_cause, key=lambda cause: by_cause[cause])
-    mostly = f"mostly because of {vocabulary.cause(why)}" if by_cause[why] else "and no single cause stands out"
-    return (
-        f"{top[0]} ({top[1]}) was the straggler in {top[2]} of {len(summary.rounds)} rounds, {mostly}; "
-        f"the others together waited {top[7]} for it."
-    )
+    rounds = [(row.straggler, row.straggler_why, row.waited_for, row.waited_s) for row in summary.rounds]
+    return whole_run(rounds, summary.profiles)
 
 
 def _slowest_link(summary: Summary) -> str:

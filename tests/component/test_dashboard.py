@@ -246,6 +246,21 @@ def test_a_token_is_made_and_needed_for_every_page(tmp_path: Path, host: str) ->
             assert client.get(here).status_code == 200
 
 
+def test_a_page_beside_an_experiment_shows_what_is_done_before_its_first_round(tmp_path: Path) -> None:
+    said: list[str] = []
+    with page_beside(tmp_path, "demo", PageAddress(), said.append) as tell:
+        address = said[0].removeprefix("Live page: ")
+        with events(address) as stream:
+            assert stream.next("runs") == []
+            tell("preparing 5 devices\nand more")
+            tell("calibrating")
+            steps = stream.next("steps")
+            while len(steps) < 2:
+                steps = stream.next("steps")
+        assert [text for text, _ in steps] == ["preparing 5 devices", "calibrating"]
+        assert all(0 <= age < 60 for _, age in steps)
+
+
 def test_the_command_shows_the_runs_it_is_given_and_ends_with_open_pages(tmp_path: Path) -> None:
     for name in ("one", "two"):
         record(tmp_path / name, Synthetic().records)

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
-from orchestrator.cli import compare, report
+from orchestrator.cli import compare, comparison_tables, report
 from orchestrator.records.account import summarise
 from orchestrator.records.compare import comparison
 from orchestrator.records.summary import Summary
@@ -83,11 +83,51 @@ def test_a_method_can_be_the_baseline_and_files_are_written(runs: Path, app: typ
 
 def test_compare_prints_a_table_and_writes_a_page(runs: Path, app: typer.Typer) -> None:
     page = runs / "all.html"
-    result = CliRunner().invoke(app, ["compare", "demo-dtfl", "demo-fedavg", "--html", str(page)])
+    result = CliRunner().invoke(app, ["compare", "demo-dtfl", "demo-fedavg", "--all", "--html", str(page)])
     assert result.exit_code == 0
     for text in ("time to target", "limits held by", "dilation", "calibrated", "timeline residual"):
         assert text in result.stdout
     assert page.is_file()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_comparison_fits_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: typer.Typer, width: int, count: int
+) -> None:
+    monkeypatch.setenv("EDGEBED_RUNS", str(tmp_path))
+    monkeypatch.setattr(comparison_tables.console, "_width", width)
+    methods = ["dtfl", "fedavg", "splitfed", "heterofl", "drop-slowest", "early-exit"][:count]
+    for method in methods:
+        keep(tmp_path / f"demo-{method}-20261122-{method}", Synthetic(method=method, facts=True).records)
+    said = CliRunner().invoke(app, ["compare", "demo-*"]).stdout
+    lines = [line for line in said.splitlines() if "demo-" not in line]
+    assert max(map(len, lines)) <= width
+    table = [line for line in lines if line.startswith(" ") and not set(line) <= set(" ─")]
+    assert len(table) <= 10 if count < 4 else all(said.count(f" {method} ") for method in methods)
+    assert "…" not in said
+    assert {"speed-up", "over", "fedavg"} <= set(said.split())
+    whole = " ".join(CliRunner().invoke(app, ["compare", "demo-*", "--all"], env={"COLUMNS": "400"}).stdout.split())
+    words = {word for line in lines for word in line.split()}
+    assert all(word in whole or word.strip(".;:,") in whole for word in words), "a word was split"
+
+
+def test_names_of_files_and_figures_are_checked_before_anything_is_done(runs: Path, app: typer.Typer) -> None:
+    for command in (["compare", "demo-dtfl", "demo-fedavg"], ["report", "demo-dtfl-1"]):
+        for wrong in (["--svg", str(runs / "cmp")], ["--pdf", str(runs / "a.pdf"), "--figure", "violins"]):
+            result = CliRunner().invoke(app, [*command, *wrong])
+            assert isinstance(result.exception, UsageError), (command, wrong)
+            assert result.stdout == ""
+    assert {path.name for path in (runs / "demo-dtfl-1").iterdir()} == {"records.jsonl"}
+
+
+def test_report_takes_the_options_of_compare(runs: Path, app: typer.Typer) -> None:
+    files = ["--svg", str(runs / "one.svg"), "--figure", "round", "--round", "2", "--width", "page", "--no-title"]
+    result = CliRunner().invoke(app, ["report", "demo-dtfl-1", *files])
+    assert result.exit_code == 0, result.output
+    assert 'width="504pt"' in (runs / "one.svg").read_text()
+    assert "Round 2." in (runs / "one.caption.txt").read_text()
+    assert "Round 2" not in (runs / "one.svg").read_text(), "the title was left out"
 
 
 def test_report_writes_every_file_again(runs: Path, app: typer.Typer) -> None:

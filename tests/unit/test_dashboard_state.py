@@ -14,7 +14,7 @@ from edgebed.wire.messages import Phase
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.tail import RecordTail
-from orchestrator.dashboard.view import Cursor, changes, head, history
+from orchestrator.dashboard.view import Cursor, changes, head, history, shown
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.curves import curve
@@ -538,11 +538,13 @@ def test_batches_are_counted_once_however_often_a_round_is_looked_at() -> None:
 
 def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").write_text("model: {name: vgg16}\ndata: {name: digits}\n")
-    assert about(tmp_path) == {"model": "vgg16", "data": "digits"}
+    assert about(tmp_path) == {"model": "vgg16", "data": "digits", "of": None}
+    (tmp_path / "experiment.yaml").write_text("model: {name: a}\ndata: {name: b}\ntraining: {rounds: 30}\n")
+    assert about(tmp_path)["of"] == 30
     for odd in ("", "model: 3", "- x", "model: {name: a", "\x00"):
         (tmp_path / "experiment.yaml").write_text(odd)
-        assert about(tmp_path) == {"model": "", "data": ""}, odd
-    assert about(tmp_path / "none") == {"model": "", "data": ""}
+        assert about(tmp_path) == {"model": "", "data": "", "of": None}, odd
+    assert about(tmp_path / "none") == {"model": "", "data": "", "of": None}
     assert spark([None, 0.12345, 0.5, None]) == [0.123, 0.5]
     curve_of_many = spark([index / 1000 for index in range(1000)])
     assert len(curve_of_many) <= 41
@@ -550,12 +552,34 @@ def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
     assert spark([]) == []
 
 
-def test_of_a_run_that_is_over_the_last_finished_round_is_shown_first(tmp_path: Path) -> None:
+def test_of_a_run_that_is_over_the_round_of_median_length_is_shown_first(tmp_path: Path) -> None:
     records = Synthetic(rounds=4).records
     last = next(i for i, r in enumerate(records) if isinstance(r, t.RoundFinished) and r.round == 3)
     end = t.RunFinished(records[last].at_ns, "interrupted")  # type: ignore[union-attr]
     state = folded([*records[:last], end])
     assert state.current is not None
     assert state.last_finished is not None
-    assert (state.current.number, state.last_finished.number, state.shown_first) == (3, 2, state.last_finished)
-    assert folded(records[:last]).shown_first is not state.last_finished
+    lengths = sorted((row.seconds, row.number) for row in state.rows if row.seconds is not None)
+    assert (state.current.number, shown(state)) == (3, lengths[1][1])
+    assert len(lengths) == 3
+    assert shown(folded(records[:last])) == 3, "while it goes on, the round in progress"
+    assert shown(folded(records[:1])) is None
+
+
+def test_the_page_says_who_is_waited_for_and_since_when() -> None:
+    records = sorted(
+        Synthetic().records, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns
+    )
+    done = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceDone))
+    first = records[done]
+    assert isinstance(first, t.DeviceDone)
+    state = folded(records[: done + 1])
+    waiting = head(state, first.at_ns + 3_000 * MS)["waiting"]
+    assert (set(waiting["names"]), waiting["s"]) == (set(FLEET) - {first.device}, pytest.approx(3))
+    assert head(state)["waiting"]["s"] is None, "a clock of another host"
+    assert head(folded(records[:done]))["waiting"] is None
+    ended = head(folded(records))
+    assert (ended["waiting"], ended["ending"]) == (None, "finished")
+    assert "weak (profile-weak) was the straggler in 4 (100%) of 4 rounds" in ended["story"]
+    assert 0 <= ended["session"]["first_s"] < ended["session"]["last_s"]
+    assert ended["session"]["from"] == 0

@@ -12,9 +12,10 @@ import pytest
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.compare.groups import Estimate, estimate, group, profiles, speed_up
+from orchestrator.records.compare.groups import Estimate, default_baseline, estimate, group, profiles, speed_up
 from orchestrator.records.compare.tabulate import to_csv, to_latex, with_interval
 from orchestrator.records.summary import Summary
+from orchestrator.records.words.formatting import seconds
 from tests.summaries import changed
 from tests.synthetic import FLEET, Synthetic
 
@@ -35,17 +36,31 @@ def test_the_interval_is_students() -> None:
     found = estimate([10.0, 12.0, 14.0])  # mean 12, s 2, t(0.975, 2) = 4.30265
     assert found.mean == 12
     assert (found.low, found.high) == pytest.approx((12 - 4.30265 * 2 / 3**0.5, 12 + 4.30265 * 2 / 3**0.5), rel=1e-5)
-    assert estimate([5.0]) == Estimate(5.0, count=1)
+    assert estimate([5.0]) == Estimate(5.0, count=1, values=(5.0,))
     assert estimate([]) == Estimate(None)
 
 
-def test_the_interval_ends_where_values_can_not_be() -> None:
-    times = group([run("dtfl", seed, time) for seed, time in ((1, 1.0), (2, 20.0))])[0].time_to_target_s
-    assert times.low == 0
-    assert times.high is not None
-    assert times.high > 20
-    assert estimate([0.2, 0.99], most=1.0).high == 1
-    assert estimate([-1.0, 1.0]).low == pytest.approx(-12.706, rel=1e-4)
+def test_two_seeds_have_no_interval_and_no_interval_is_clamped() -> None:
+    few = [run("dtfl", seed, time) for seed, time in ((1, 1.0), (2, 20.0))]
+    (found,) = group(few)
+    assert (found.time_to_target_s.low, found.time_to_target_s.values) == (None, (1.0, 20.0))
+    assert with_interval(found.time_to_target_s, seconds) == "1 s, 20 s"
+    (three,) = group([*few, run("dtfl", 3, 2.0)])
+    assert three.time_to_target_s.low is not None
+    assert three.time_to_target_s.low < 0
+    high = estimate([0.7, 0.99, 0.99]).high
+    assert high is not None
+    assert high > 1
+
+
+def test_the_baseline_is_chosen_by_its_method_and_is_named() -> None:
+    assert default_baseline([*QUICK, *SLOW, run("tifl", 1, 5.0)]) is SLOW[-1]
+    assert default_baseline([run("tifl", 1, 5.0), *QUICK]).method == "tifl"
+    found = compare([*SLOW, *QUICK])
+    assert found.labels["speed_up"] == "speed-up over fedavg"
+    assert [row["speed_up"] for row in found.rows] == pytest.approx([1, 1, 1, 3, 2, 2])  # each beside its own seed
+    assert compare([*SLOW, *QUICK], QUICK[0]).labels["speed_up"] == "speed-up over dtfl"
+    assert compare([SLOW[0], QUICK[1]]).texts[1]["speed_up"] == "– (no run of its seed)"
 
 
 def test_runs_of_one_method_are_one_group() -> None:
@@ -65,8 +80,7 @@ def test_a_speed_up_is_of_pairs_of_one_seed() -> None:
     assert found.low is not None
     assert found.high is not None
     assert found.low < 2.0 < 3.0 < found.high
-    other = speed_up(QUICK[:1], SLOW[1:])  # no seed in common: of the means, without an interval
-    assert (other.mean, other.low) == (26.0 / 10.0, None)
+    assert speed_up(QUICK[:1], SLOW[1:]) == Estimate(None)  # no seed in common
 
 
 def test_runs_that_did_not_reach_the_target_are_counted_and_left_out_of_the_mean() -> None:

@@ -123,7 +123,7 @@ def test_an_error_of_the_operating_system_anywhere_is_told_and_no_traceback(
 @pytest.mark.parametrize(
     "command",
     [
-        ["report", "{run}", "--pdf", "{place}"],
+        ["report", "{run}", "--pdf", "{place}.pdf"],
         ["compare", "{run}", "--csv", "{place}"],
         ["compare", "{run}", "--html", "{place}"],
         ["export", "{run}", "--prometheus", "{place}"],

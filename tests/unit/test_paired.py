@@ -46,14 +46,20 @@ def test_a_ratio_is_of_rounds_of_one_block_and_leaves_out_the_first_on_each_flee
 def test_with_several_experiments_the_interval_is_over_them() -> None:
     runs = [
         run(method, seconds, blocks(3), series, time)
-        for series, seconds, time in (("a", [1.0, 2.0, 8.0], 10.0), ("b", [1.0, 9.0, 9.0], 40.0))
+        for series, seconds, time in (
+            ("a", [1.0, 2.0, 8.0], 10.0),
+            ("b", [1.0, 9.0, 9.0], 40.0),
+            ("c", [1.0, 6.0, 6.0], 20.0),
+        )
         for method, seconds, time in (("dtfl", seconds, time), ("fedavg", [1.0, 1.0, 1.0], 20.0))
     ]
     (found,) = paired(runs)
-    assert (found.rounds, found.experiments, found.round_ratio.count) == (4, 2, 2)
-    assert found.round_ratio.mean == pytest.approx(6)  # of 4 and 9
-    assert found.time_ratio.mean == pytest.approx(1)  # of 0.5 and 2
+    assert (found.rounds, found.experiments, found.round_ratio.count) == (6, 3, 3)
+    assert found.round_ratio.mean == pytest.approx(6)  # of 4, 9 and 6
+    assert found.time_ratio.mean == pytest.approx(1)  # of 0.5, 2 and 1
     assert found.time_ratio.low is not None
+    (few,) = paired(runs[:4])
+    assert (few.round_ratio.values, few.round_ratio.low) == (pytest.approx((4, 9)), None)
 
 
 def test_seeds_of_one_experiment_are_pairs_of_their_own_and_the_interval_is_over_them() -> None:
@@ -97,7 +103,7 @@ def test_the_interval_holds_the_true_ratio_though_the_host_drifts() -> None:
             own.append(exp(drift + chance.gauss(0, 0.05)) * 0.8)
             base.append(exp(drift + chance.gauss(0, 0.05)))
         pair = [changed(template, method=m, round_s=s) for m, s in (("a", own), ("b", base))]
-        (found,) = paired(pair)
+        (found,) = paired(pair, pair[1])
         assert found.round_ratio.low is not None
         assert found.round_ratio.high is not None
         hits += found.round_ratio.low <= 0.8 <= found.round_ratio.high
@@ -121,12 +127,12 @@ def test_runs_that_were_not_interleaved_have_no_pairs_and_are_told_so() -> None:
 
 
 def test_page_and_table_show_the_pairs() -> None:
-    both = [run("dtfl", [1.0, 2.0, 3.0], blocks(3)), run("fedavg", [1.0, 4.0, 4.0], blocks(3))]
+    both = [run("dtfl", [1.0, 2.0, 3.0, 2.5], blocks(4)), run("fedavg", [1.0, 4.0, 4.0, 4.0], blocks(4))]
     (found,) = paired(both)
     page = comparison_page(both)
     assert all(show(found) in page for _, show in PAIRED)
     (row,) = comparison_table(both).attrs["paired"]
-    assert row["round_ratio"] == pytest.approx((0.5 * 0.75) ** 0.5)
+    assert row["round_ratio"] == pytest.approx((0.5 * 0.75 * 0.625) ** (1 / 3))
     assert row["round_ratio_low"] < row["round_ratio"] < row["round_ratio_high"]
     assert '"paired":{' in page
     assert '"paired":null' in comparison_page([changed(each, interleaved=False) for each in both])

@@ -27,6 +27,34 @@ TO_XYZ = np.array(
 )
 
 
+BESIDE = {
+    "dispatch": ("download", "wait_for_others", "idle", "left_out"),
+    "download": ("decode", "compute", "request_wait", "unreported"),
+    "decode": ("compute", "request_wait"),
+    "compute": ("encode", "upload_tail", "wait_for_others", "request_wait", "unreported", "offline", "server"),
+    "encode": ("blocked", "upload_tail", "reply_wait", "request_wait"),
+    "blocked": ("compute", "upload_tail", "reply_wait", "server_wait"),
+    "reply_wait": ("compute", "decode", "server_wait"),
+    "upload_tail": ("reply_wait", "server_wait", "wait_for_others", "request_wait", "unreported", "download"),
+    "server_wait": ("wait_for_others", "dispatch", "plan", "orchestrator"),
+    "request_wait": ("server_wait",),
+    "plan": ("merge", "orchestrator"),
+    "merge": ("evaluation", "orchestrator", "checkpoint"),
+    "evaluation": ("checkpoint", "orchestrator"),
+    "checkpoint": ("orchestrator",),
+    "working": ("download", "wait_for_others", "left_out", "idle", "dispatch"),
+    "wait_for_others": ("plan", "merge", "unreported", "offline"),
+    "unreported": ("offline",),
+    "offline": ("download", "left_out", "idle"),
+    "left_out": ("download", "compute", "upload_tail", "wait_for_others"),
+    "idle": ("wait_for_others",),
+    "server": ("orchestrator", "server_wait", "dispatch", "download", "upload_tail", "wait_for_others"),
+    "orchestrator": ("dispatch", "wait_for_others", "compute", "upload_tail"),
+    "probe": ("download", "compute", "wait_for_others", "idle"),
+}
+"""What may follow on a name in a row of a chart, or stand beside it in a pile."""
+
+
 def lab(colour: str, sight: str) -> np.ndarray:
     """CIE Lab (D65) of a colour as this sight sees it."""
     srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
@@ -76,8 +104,31 @@ def test_colours_of_one_kind_can_be_told_apart(theme: str, sight: str) -> None:
     assert closest(work, theme, sight) >= 8
     assert closest([PHASES[name] for name in WAITS], theme, sight) >= 8
     assert closest([PHASES[phase] for phase in COLOURED_AS.values()], theme, sight) >= 12
-    assert closest(list(RUNS[:8]), theme, sight) >= 12
-    assert closest(list(RUNS), theme, sight) >= 8
+    methods = [Colour(one, one) for one in RUNS]
+    assert closest(methods[:8], theme, sight) >= 12
+    assert closest(methods, theme, sight) >= 8
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_beside_each_other_are_apart_also_in_thin_bars(theme: str, sight: str) -> None:
+    assert set(BESIDE) | {name for names in BESIDE.values() for name in names} == set(PHASES)
+    pairs = {(one, other): [PHASES[one], PHASES[other]] for one, names in BESIDE.items() for other in names}
+    near = {pair: closest(colours, theme, sight) for pair, colours in pairs.items()}
+    assert not {pair: distance for pair, distance in near.items() if distance < 12}
+
+
+@pytest.mark.parametrize(("paper", "least"), [("#ffffff", 2.6), ("#1b2128", 2.6)])
+def test_methods_are_seen_on_light_and_on_dark_paper(paper: str, least: float) -> None:
+    """Contrast as WCAG 2 has it. The colours are the same on both."""
+
+    def light(colour: str) -> float:
+        srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+        return float(TO_XYZ[1] @ linear) + 0.05
+
+    contrast = [max(light(one), light(paper)) / min(light(one), light(paper)) for one in RUNS]
+    assert min(contrast) >= least
 
 
 def test_every_method_has_a_style_of_its_own() -> None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgebed.errors import UsageError
 from orchestrator import report
 from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
@@ -267,14 +268,20 @@ def test_of_many_rounds_the_telling_ones_are_drawn() -> None:
 
 def test_figures_for_papers_are_vectors_with_text(tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", LOST)
-    write_figures(folder, tmp_path / "all.pdf", tmp_path / "all.png")
+    write_figures(folder, [tmp_path / "all.pdf", tmp_path / "all.png"])
     pdf = (tmp_path / "all.pdf").read_bytes()
     assert pdf.count(b"/Type /Page ") == 7
     assert b"/FontFile2" in pdf  # TrueType, so that text stays text
     assert b"/Subtype /Type3" not in pdf
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "all-round.png").read_bytes().startswith(b"\x89PNG")
+    told = (tmp_path / "all.caption.txt").read_text(encoding="utf-8")
+    assert "limits held by kernel" in told
+    assert folder.name in told or "Runs: " in told
+    with pytest.raises(UsageError, match="no finished round 9"):
+        write_figures(folder, [tmp_path / "none.pdf"], round=9)
+    assert not (tmp_path / "none.pdf").exists()
     empty = keep(tmp_path / "empty", Synthetic(rounds=0).records)
-    write_figures(empty, tmp_path / "empty.pdf")
+    write_figures(empty, [tmp_path / "empty.pdf"])
     assert (tmp_path / "empty.pdf").read_bytes().count(b"/Type /Page ") == 1
 
 

@@ -4,7 +4,7 @@
 import {announce, fold, h, s, table, tip} from "./dom.js";
 import {FORMATS, hatched, ticks} from "./format.js";
 
-const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34;
+const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34, EDGE = 6; // EDGE: what a marker at the edge needs
 
 /**
  * @param title  caption
@@ -82,7 +82,7 @@ export class Chart {
     const Y = (v) => this.height - BOTTOM - ((v - y0) / (y1 - y0)) * (this.height - TOP - BOTTOM);
     this.scale = {X, Y, width, x0, x1};
     this.cursor = s("g.cursor");
-    const inside = s("svg", {x: LEFT, y: 0, width: width - LEFT - RIGHT, height: this.height, viewBox: `${LEFT} 0 ${width - LEFT - RIGHT} ${this.height}`});
+    const from = LEFT - EDGE, room = width - LEFT - RIGHT + 2 * EDGE, inside = s("svg", {x: from, y: 0, width: room, height: this.height, viewBox: `${from} 0 ${room} ${this.height}`});
     inside.append(...this.shown().flatMap((one) => this.one(one, width)), ...(data.marks || []).map((mark) => this.mark(mark)), this.cursor);
     svg.replaceChildren(this.axes(x0, x1, y0, y1), ...this.goal(width, y0, y1), inside);
     if (this.at >= 0) this.point(Math.min(this.at, this.places().length - 1), false);
@@ -161,7 +161,7 @@ export class Chart {
       made.unshift(s(`path.band.${series.cls}`, {d: `M${edge(series.band, 1)}L${edge(series.band.toReversed(), 2)}Z`}));
     }
     const every = Math.max(1, Math.ceil(points.length / (series.marker === undefined ? 60 : 12)));
-    if (!series.faint && (series.marker !== undefined || every === 1)) {
+    if (!series.faint && !series.plain && (series.marker !== undefined || every === 1)) {
       made.push(...points.filter((_, i) => i % every === 0).map((p) => s(`path.dot.${series.cls}`, {d: marker(series.marker ?? 0, X(p[0]), Y(p[1]))})));
     }
     return made;
@@ -309,8 +309,8 @@ function formats([label, tick, value]) {
 
 /** What stands before a name in the legend. */
 export function sample(one) {
-  if (one.marker === undefined) return h(`i.${one.cls}${hatched(one.cls) ? ".hatched" : ""}`);
-  return s("svg.sample", {viewBox: "0 0 28 12"}, s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)}));
+  if (one.dash === undefined) return h(`i.${one.cls}${hatched(one.cls) ? ".hatched" : ""}`);
+  return s("svg.sample", {viewBox: "0 0 28 12"}, s(`path.line.${one.cls}.d${one.dash}`, {d: "M0 6H28"}), one.marker === undefined ? "" : s(`path.dot.${one.cls}`, {d: marker(one.marker, 14, 6)}));
 }
 
 function shape(kind, x, y) {

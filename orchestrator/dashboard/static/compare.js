@@ -19,7 +19,7 @@ export class CompareView {
     this.runs = [];
     this.curves = new Chart("Accuracy", {height: 320});
     this.over = h("select", {id: "compare-over", onchange: () => this.drawCurves()}, [["time", "time"], ["rounds", "rounds"], ["bytes", "bytes"]].map(([value, label]) => h("option", {value}, label)));
-    this.times = new Rows("Time to target, mean and 95% interval");
+    this.times = new Rows("Time to target: mean, whisker: 95% interval of three seeds or more, tick: one seed");
     this.gap = new Chart("Straggler gap per round", {height: 240});
     this.spent = new Rows("Seconds of the mean device in the mean round");
     this.baseline = h("select", {id: "compare-baseline", onchange: () => this.drawTable()});
@@ -33,7 +33,7 @@ export class CompareView {
       this.curves.element,
       h("section.card", {"aria-labelledby": "h-table"}, h("div.head", {}, h("h2", {id: "h-table"}, "Methods"), h("div.tools", {}, h("label", {for: "compare-baseline"}, "Speed-up over"), this.baseline)),
         this.groups, this.about, this.single.element),
-      h("div.grid", {}, card("Time to target", this.times), card("What the mean device's time was spent on, per round", this.spent)),
+      h("div.grid", {}, card("Time to target (whisker: 95% interval; ticks: seeds)", this.times), card("What the mean device's time was spent on, per round", this.spent)),
       this.gap.element, this.more);
   }
 
@@ -74,10 +74,10 @@ export class CompareView {
   /** The mean of each method with its band; the runs themselves as thin lines. */
   series(chart) {
     return this.data.methods.flatMap(({name, style, charts}) => {
-      const look = {name, cls: `c${style.colour}`, dash: style.dash, marker: style.marker}, {seeds, band} = charts[chart];
-      if (!band) return seeds.map((one) => ({...look, points: one.points}));
+      const look = {name, cls: `c${style.colour}`, dash: style.dash}, {seeds, band} = charts[chart];
+      if (!band) return seeds.map((one) => ({...look, marker: style.marker, points: one.points}));
       return [...seeds.map((one) => ({...look, faint: true, points: one.points})),
-        {...look, points: band.map(([x, mean]) => [x, mean]), band: band.map(([x, , least, most]) => [x, least, most])}];
+        {...look, plain: true, points: band.map(([x, mean]) => [x, mean]), band: band.map(([x, , least, most]) => [x, least, most])}];
     });
   }
 
@@ -92,7 +92,7 @@ export class CompareView {
   drawTable() {
     const {labels} = this.data, base = this.baseline.value;
     this.groups.replaceChildren(table("Methods", labels.map((label, i) => [label, i ? "num" : undefined]), this.data.tables[base] ?? []));
-    this.about.textContent = `Means over the runs (seeds) of a method with 95% intervals (Student's t). Runs that missed the target are counted and have no part in its mean. Speed-ups over ${base}: geometric means over pairs of runs of one seed. Seconds are divided by the dilation.`;
+    this.about.textContent = `Means over the runs (seeds) of a method with 95% intervals (Student's t); of one or two seeds the values. Runs that missed the target are counted and have no part in its mean. Speed-ups over ${base}: geometric means over pairs of runs of one seed. Bands: least to greatest of three seeds or more. Seconds are divided by the dilation.`;
   }
 
   runTable() {
@@ -106,7 +106,7 @@ const card = (title, rows) => h("section.card", {"aria-label": title}, h("h3", {
 function times(methods) {
   const known = methods.filter((one) => one.time.mean !== null);
   return {
-    rows: methods.map((one) => timeRow(one)), to: Math.max(1e-9, ...known.map((one) => (one.time.high ?? one.time.mean) * 1.04)), format: tick, empty: "no run yet",
+    rows: methods.map((one) => timeRow(one)), to: Math.max(1e-9, ...known.map((one) => 1.25 * Math.max(one.time.high ?? 0, ...one.time.values))), format: tick, empty: "no run yet",
     columns: [["method"], ["reached"], ["mean", "num"], ["from", "num"], ["to", "num"]],
     cells: () => methods.map(({name, reached, time}) => [name, reached, seconds(time.mean), seconds(time.low), seconds(time.high)]),
   };
@@ -114,8 +114,8 @@ function times(methods) {
 
 function timeRow({name, style, reached, time}) {
   if (time.mean === null) return {label: name, bars: [], note: `target missed (${reached} reached it)`};
-  const around = time.low === null ? "one run" : `95%: ${seconds(time.low)} to ${seconds(time.high)}`;
-  return {label: name, bars: [[`c${style.colour}`, 0, time.mean, `${seconds(time.mean)}, ${around}; ${reached} reached the target`]], whisker: time.low === null ? null : [time.low, time.high]};
+  const around = time.low === null ? time.values.map(seconds).join(", ") : `95%: ${seconds(time.low)} to ${seconds(time.high)}`;
+  return {label: name, bars: [[`c${style.colour}`, 0, time.mean, `${seconds(time.mean)}, ${around}; ${reached} reached the target`]], whisker: time.low === null ? null : [time.low, time.high], ticks: time.values, note: seconds(time.mean), at: Math.max(time.high ?? 0, ...time.values)};
 }
 
 function spent(methods) {

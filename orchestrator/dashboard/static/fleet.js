@@ -5,7 +5,7 @@ import {number, percent, seconds} from "./format.js";
 
 const COLUMNS = [
   ["device", ""], ["state", ""], ["last round", "num"], ["predicted", "num"], ["cut", "num"], ["CPU of quota", "num"],
-  ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["in one quota", "num"], ["profile", ""],
+  ["up of Mbit/s", "num"], ["down of Mbit/s", "num"], ["memory of MiB", "num"], ["throttled", "num"], ["batches in one period", "num"], ["profile", ""],
 ];
 
 export class Fleet {
@@ -22,7 +22,7 @@ export class Fleet {
         h("label", {for: "device-filter"}, "Name or profile"), this.filter, h("label", {for: "device-state"}, "State"), this.state)),
       h("div.scroll.edge", {tabindex: 0, role: "region", "aria-label": "Fleet, scrolls"},
         h("table.fleet", {}, h("caption.hidden-text", {}, "Devices: state, profile, use of their limits"), h("thead", {}, h("tr", {}, heads)), this.body)),
-      h("p.quiet", {}, "CPU and throttling: over the last 10 s or so that the device reported. Up and down: while it was sending or receiving in its last round. In one quota: batches that used no more CPU time than one period of the quota gives. Limits are those of the profile; D divides them all."));
+      h("p.quiet", {}, "CPU and throttling: over the last 10 s or so that the device reported. Up and down: while it was sending or receiving in its last round. Batches in one period: those that used no more CPU time than one period of the quota gives. Limits are those of the profile; D divides them all."));
   }
 
   draw(devices, head) {
@@ -50,7 +50,7 @@ export class Fleet {
   make(name) {
     const button = h("button.link", {type: "button", onclick: () => this.onpick(name)}, name);
     const cells = COLUMNS.slice(1).map(([label, kind]) => h("td" + (kind ? "." + kind : ""), {},
-      ["CPU of quota", "throttled", "up of Mbit/s", "down of Mbit/s", "memory of MiB"].includes(label) ? h("span.metered", {}, h("span.meter", {"aria-hidden": "true"}, h("span")), h("span.value")) : h("span.value")));
+      ["CPU of quota", "throttled", "up of Mbit/s", "down of Mbit/s", "memory of MiB"].includes(label) ? h("span.metered", {}, h("span.value"), h("span.meter", {"aria-hidden": "true"}, h("span"))) : h("span.value")));
     return h("tr", {}, h("th", {scope: "row"}, button), cells);
   }
 

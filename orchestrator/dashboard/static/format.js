@@ -16,6 +16,16 @@ export const seconds = (v) => known(v, () => {
 
 export const signed = (v) => (v < 0 ? "−" : v > 0 ? "+" : "") + seconds(Math.abs(v));
 
+/** A length of time in a word or two. */
+export function ago(s) {
+  const whole = Math.max(0, Math.round(s)), minutes = Math.round(whole / 60);
+  if (whole < 100) return `${whole} s`;
+  return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** A share that was asked for, with the digits it needs. */
+export const share = (v) => `${number(v * 100, 6)}%`;
+
 /** A share; one more digit below 0.1%, where only one was asked for. */
 export const percent = (v, decimals = 1) => known(v, () => `${(v * 100).toFixed(decimals === 1 && v > 0 && v < 0.001 ? 2 : decimals)}%`);
 export const signedPercent = (v) => `${v < 0 ? "−" : "+"}${(Math.abs(v) * 100).toFixed(1)}%`;

@@ -2,15 +2,16 @@
 
 import {CompareView} from "./compare.js";
 import {$, announce, h, hatches, put} from "./dom.js";
-import {number} from "./format.js";
+import {Header} from "./header.js";
 import {RunView} from "./run.js";
-import {RunsView, links} from "./runs.js";
+import {RunsView} from "./runs.js";
 import {WAITS} from "../vocabulary.js";
 
 document.body.append(hatches(WAITS));
 
 const views = {runs: new RunsView($("view-runs")), run: new RunView($("view-run")), compare: new CompareView($("view-compare"))};
-let source = null, cards = [], shown = "", ended = false, arrived = false;
+const header = new Header($("strip"));
+let source = null, cards = [], steps = [], shown = "", ended = false, arrived = false, heard = 0;
 
 function route() {
   const [, kind, rest = ""] = location.hash.split("/");
@@ -41,7 +42,7 @@ function go(focus) {
     $("nav-compare").hidden = false;
     $("nav-compare").href = location.hash;
   }
-  document.title = to.view === "run" ? `${to.run} – Edgebed` : to.view === "compare" ? "Comparison – Edgebed" : "Edgebed";
+  document.title = to.view === "compare" ? "Comparison – Edgebed" : "Edgebed";
   strip();
   listen(to.view === "run" ? to.run : "");
   if (focus) { scrollTo(0, 0); $(`h-${to.view}`).focus({preventScroll: true}); }
@@ -66,15 +67,22 @@ function listen(run) {
     const change = JSON.parse(event.data);
     if (fresh && !change.whole) return;
     fresh = false;
+    heard = performance.now();
     views.run.take(change);
     strip();
   });
   source.addEventListener("gantt", (event) => views.run.takeGantt(JSON.parse(event.data)));
+  source.addEventListener("steps", (event) => {
+    steps = JSON.parse(event.data).map(([text, age]) => ({text, at: performance.now() - age * 1000}));
+    strip();
+  });
   source.addEventListener("missing", () => views.run.missing());
   source.addEventListener("bye", () => {
     ended = true;
     source.close();
-    say("the server has ended: what you see stays", "bad");
+    for (const link of document.querySelectorAll('a[href^="/runs/"]')) link.removeAttribute("href"); // nobody answers them
+    say("the page has ended, what you see stays", "");
+    strip();
   });
 }
 
@@ -95,36 +103,17 @@ function say(text, kind) {
   if (kind === "bad" && before !== text) announce(text);
 }
 
-/** Enforcement, dilation and calibration are never out of sight. */
+/** How far the run that is shown has come; without one, what is done before the first. */
 function strip() {
-  const {head} = views.run, box = $("strip"), here = route().view === "run" && head;
-  box.hidden = !here;
-  if (!here) return;
-  const newer = cards.find((card) => card.id !== views.run.id && card.state === "running" && card.experiment === head.experiment && head.ended);
-  const items = [
-    [head.ended ? `ended: ${head.ended}` : "running", head.ended ? "" : "good"],
-    [head.enforcement === "unlimited" ? "unlimited: real boards" : `limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
-    [head.speed && head.speed !== "host" ? `speed of ${head.speed}` : "speed of this host", ""],
-    ...(head.host_index ? [[head.host_index, head.host_index.includes("slow") ? "warn" : ""]] : []),
-    [head.dilation > 1 ? `D = ${number(head.dilation)}: limits and seconds divided` : "D = 1", head.dilation > 1 ? "warn" : ""],
-    [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
-    [`${head.backend}, seed ${head.seed}`, ""],
-  ];
-  if (head.limited_boards.length && head.enforcement !== "kernel") items.push([`limited by their own kernel: the real board${head.limited_boards.length > 1 ? "s" : ""} ${head.limited_boards.join(", ")}`, ""]);
-  if (head.unlimited.length && head.enforcement !== "unlimited") items.push([`unlimited: the real board${head.unlimited.length > 1 ? "s" : ""} ${head.unlimited.join(", ")}`, ""]);
-  if (head.resumed) items.push([`resumed ${head.resumed} ×`, "warn"]);
-  if (newer && views.run.isFollowed()) {
+  const {head, id} = views.run, {view} = route(), card = cards.find((one) => one.id === id);
+  const newer = head && cards.find((one) => one.id !== id && one.state === "running" && one.experiment === head.experiment && head.ended);
+  if (view === "run" && newer && views.run.isFollowed()) {
     announce(`${newer.method} is running now`);
     location.replace(`#/run/${encodeURIComponent(newer.id)}`);
     return;
   }
-  const card = cards.find((one) => one.id === views.run.id);
-  const key = JSON.stringify([items, newer?.id, card?.files, card?.state]);
-  if (box.dataset.key === key) return;
-  box.dataset.key = key;
-  box.replaceChildren(h("b", {}, head.run), ...items.map(([text, kind]) => h("span.pill" + (kind ? "." + kind : ""), {}, text)),
-    card ? links(card) : "", newer ? h("a", {href: `#/run/${encodeURIComponent(newer.id)}`}, `${newer.method} is running now →`) : "",
-    head.server_note ? h("span.quiet", {}, head.server_note) : "");
+  const before = steps.length && !cards.some((one) => one.state === "running") && (!ended || steps.at(-1).text.startsWith("failed: "));
+  header.draw(view === "run" && head ? {head, card, newer, steps, round: views.run.rows.at(-1)?.[0] ?? 0, done: head.figures.rounds, heard} : before ? {head: null, steps} : null);
 }
 
 addEventListener("hashchange", () => go(true));

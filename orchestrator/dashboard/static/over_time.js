@@ -49,7 +49,7 @@ export class OverTimeView {
     this.badge.hidden = !names.length;
     this.badge.className = `pill ${disturbed.length ? "bad" : "good"}`;
     this.badge.textContent = disturbed.length ? `the host disturbed ${disturbed.length} round${disturbed.length > 1 ? "s" : ""}` : "the host disturbed no round";
-    this.host.draw({series: names.map((name, i) => ({name, cls: `c${i}`, dash: i % 5, marker: i % 8, points: host[name]})), x: ["time of the run ÷ D", tick, seconds], y: ["cores", "number"],
+    this.host.draw({series: names.map((name, i) => ({name, cls: "own", dash: i % 5, marker: i % 8, points: host[name]})), x: ["time of the run ÷ D", tick, seconds], y: ["cores", "number"],
       marks: disturbed.map(({x, text}) => ({x, kind: "disturbed", text})), summary: this.badge.textContent});
   }
 }

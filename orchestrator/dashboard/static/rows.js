@@ -79,7 +79,8 @@ export class Rows {
     for (const [cls, a, b, text] of row.marks ?? []) {
       extra.push(s(`rect.strip.${cls}`, {x: X(a) - 1, y: y + size - 4, width: Math.max(3, X(b) - X(a) + 2), height: 4}, s("title", {}, text)));
     }
-    if (row.note) extra.push(s("text.note", {x: X(this.data.from ?? 0) + 6, y: y + size / 2 + 4}, row.note));
+    for (const v of row.ticks ?? []) extra.push(s("path.target", {d: `M${X(v)} ${y + 6}v${size - 12}`}));
+    if (row.note) extra.push(s(row.at ? "text.value" : "text.note", {x: X(row.at ?? this.data.from ?? 0) + 6, y: y + size / 2 + 4}, row.note));
     return s("g.row" + (row.slow ? ".slow" : ""), {"data-row": i},
       s("text.name" + (row.own ? ".own" : row.pick ? ".pick" : ""), {x: left - 8, y: y + size / 2 + 4}, (row.slow ? "▸ " : "") + name, s("title", {}, row.label)),
       s("rect.track", {x: left, y: y + pad, width: width - END - left, height: size - 2 * pad}), bars, extra);

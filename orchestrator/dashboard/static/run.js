@@ -4,7 +4,7 @@ import {Boards} from "./boards.js";
 import {Chart} from "./charts.js";
 import {announce, fold, h, put, table} from "./dom.js";
 import {Fleet} from "./fleet.js";
-import {accuracy, bytes, number, percent, quantity, rate, seconds, signed, signedPercent, tick} from "./format.js";
+import {accuracy, bytes, number, quantity, rate, seconds, share, signed, signedPercent, tick} from "./format.js";
 import {Gantt} from "./gantt.js";
 import {Events} from "./events.js";
 import {OverTimeView} from "./over_time.js";
@@ -27,6 +27,7 @@ export class RunView {
   build() {
     this.title = h("h1", {id: "h-run", tabindex: -1}, "Run");
     this.figures = h("dl.figures", {});
+    this.story = h("p.why", {id: "story"});
     this.gantt = new Gantt((name) => this.pickDevice(name));
     this.roundTitle = h("h2", {id: "h-round"}, "Round");
     this.why = h("p.why", {id: "why"});
@@ -38,9 +39,7 @@ export class RunView {
     this.fleet = new Fleet((name) => this.pickDevice(name));
     this.boards = new Boards();
     this.accuracy = new Chart("Accuracy over time", {onpick: (n) => this.pickRound(n)});
-    this.gap = new Chart("Straggler gap per round", {onpick: (n) => this.pickRound(n)});
-    this.predicted = new Chart("Predicted against actual time, by device", {});
-    this.lengths = new Chart("Seconds per round", {onpick: (n) => this.pickRound(n)});
+    this.lengths = new Chart("Rounds, and how far the slowest device was behind", {onpick: (n) => this.pickRound(n)});
     this.history = new Chart("Rounds of one device", {onpick: (n) => this.pickRound(n)});
     this.tiers = new Chart("Cut (stages on the device), per round", {height: 120});
     this.deviceTitle = h("h2", {id: "h-device", tabindex: -1}, "Device");
@@ -53,10 +52,10 @@ export class RunView {
     this.events = new Events();
     this.checks = fold("All rows of the calibration", () => this.checkTable());
     this.checksLine = h("p", {});
-    this.root.replaceChildren(this.title, this.figures,
+    this.root.replaceChildren(this.title, this.story, this.figures,
       h("section.card", {"aria-labelledby": "h-round"}, h("div.head", {}, this.roundTitle, picker), this.why, this.gantt.element),
       this.fleet.element, this.boards.element, this.devicePart,
-      h("div.grid", {}, this.accuracy.element, this.gap.element, this.predicted.element, this.lengths.element),
+      h("div.grid", {}, this.accuracy.element, this.lengths.element),
       this.overTime.element, this.events.element,
       h("section.card", {"aria-labelledby": "h-checks"}, h("h2", {id: "h-checks"}, "Calibration"), this.checksLine, this.checks.element));
   }
@@ -69,7 +68,7 @@ export class RunView {
     this.devicePart.hidden = true;
     put(this.title, id);
     this.gantt.draw(null);
-    for (const chart of [this.accuracy, this.gap, this.predicted, this.lengths, this.history, this.tiers]) chart.reset();
+    for (const chart of [this.accuracy, this.lengths, this.history, this.tiers]) chart.reset();
   }
 
   missing() {
@@ -83,12 +82,10 @@ export class RunView {
     this.rows.splice(change.rows_from, Infinity, ...change.rows);
     this.marks.splice(change.events_from, Infinity, ...change.events);
     if (change.calibration) this.calibration = change.calibration;
-    const ended = this.head && !this.head.ended && change.head.ended;
-    this.head = change.head;
+    [this.head, this.heard] = [change.head, performance.now()];
     this.wasLive ||= !change.head.ended;
     this.devices = change.devices;
     this.boards.draw(change.boards);
-    if (ended) announce(`The run has ended: ${change.head.ended}`);
     if (!first) this.tell(change.events);
     this.draw();
   }
@@ -145,6 +142,7 @@ export class RunView {
   draw() {
     const {head} = this;
     put(this.title, `${head.experiment}: ${head.method}`);
+    put(this.story, head.story);
     this.drawFigures();
     this.fleet.draw(this.devices, head);
     this.events.draw(this.marks);
@@ -182,7 +180,7 @@ export class RunView {
       ["time of rounds", seconds(head.elapsed_s)],
       ["accuracy now", accuracy(top.final_accuracy)],
       ["best accuracy", accuracy(top.best_accuracy)],
-      [`time to ${percent(head.target, 0)}`, reached === null ? "not yet" : seconds(reached)],
+      [`time to ${share(head.target)}`, reached === null ? (head.ended ? "not reached" : "not yet") : seconds(reached)],
       head.serving ? ["devices", String(this.devices.length)] : ["straggler gap, median", seconds(top.straggler_gap_s)],
       ["bytes up", bytes(head.bytes_up)],
       ["bytes down", bytes(head.bytes_down)],
@@ -216,7 +214,7 @@ export class RunView {
   /** Who was the straggler of a round, and why. */
   explain(row, live) {
     if (!row) return ["No round has begun yet."];
-    if (row[R.seconds] === null) return [live ? "The straggler is known when the round is over." : "This round was not finished."];
+    if (row[R.seconds] === null) return [live ? this.waiting() : "This round was not finished."];
     const out = row[R.out] ? ` ${row[R.out]} left out.` : "";
     if (this.head?.serving) return [`Requests were served for ${seconds(row[R.seconds])}; ${row[R.drawn]} devices took part.`];
     const rough = row[R.disturbed]?.length ? ` The host disturbed it: ${row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ")}.` : "";
@@ -229,44 +227,34 @@ export class RunView {
     return [took, ...bounds, "The straggler was ", h("b", {}, row[R.straggler]), `, ${seconds(row[R.gap])} behind the median device`, ...why];
   }
 
+  /** Who is waited for in the round in progress, and for how long. */
+  waiting() {
+    const {waiting} = this.head, spent = (performance.now() - this.heard) / 1000 / this.head.dilation;
+    if (!waiting) return "No device is done yet.";
+    return waiting.names.length ? `Waiting for ${waiting.names.slice(0, 3).join(", ")}${waiting.names.length > 3 ? ` and ${waiting.names.length - 3} more` : ""}${waiting.s === null ? "" : ` for ${seconds(Math.round(10 * (waiting.s + spent)) / 10)}`}.` : "All devices are done; the server finishes.";
+  }
+
   drawCharts() {
     const done = this.finished(), end = (row) => row[R.axis] + row[R.seconds], {serving} = this.head;
-    this.gap.element.hidden = serving;
     const marks = this.marks.filter((m) => m[2] !== "ended").map(([x, , kind, device, text]) => ({x, kind, text: `${device}${device ? ": " : ""}${text}`}));
     const time = [["time of the rounds"], ["round", "num"], ["accuracy", "num"], ["loss", "num"]];
     this.accuracy.draw({
       series: [{name: "", cls: `c${this.head.style.colour}`, points: done.map((row) => [end(row), row[R.accuracy],
         `${accuracy(row[R.accuracy])} after ${seconds(end(row))} (round ${row[R.number]})`, row[R.number]])}],
       legend: legendOf(marks), x: ["time of the rounds ÷ D", tick], y: ["test accuracy", "share", accuracy], yMin: 0, yMax: 1,
-      line: {y: this.head.target, label: `target ${percent(this.head.target, 0)}`}, marks: spread(marks),
+      line: {y: this.head.target, label: `target ${share(this.head.target)}`}, marks: spread(marks),
       summary: done.length ? `${done.length} rounds.` : "", columns: time,
       rows: () => done.map((row) => [seconds(end(row)), row[R.number], accuracy(row[R.accuracy]), number(row[R.loss])]),
     });
-    this.gap.draw({
-      series: [{name: "", cls: "c0", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
-        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${CAUSES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}],
-      legend: [...Object.entries(CAUSES).map(([cause, name]) => ({name, cls: `k-${cause}`})), {name: NO_CAUSE, cls: "k-none"}], whole: true, pad: 0.5, xMin: 0.5,
-      x: ["round", String], y: ["behind the median device", tick], columns: [["round"], ["straggler"], ["behind", "num"], ["why"]],
-      rows: () => done.map((row) => [row[R.number], row[R.straggler] || "–", seconds(row[R.gap]), CAUSES[row[R.why]] || "–"]),
-      empty: "nobody was behind yet",
-    });
     this.lengths.draw({
-      series: [{name: "", cls: "c2", bars: true, points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number], !serving && row[R.merged] < row[R.drawn] ? "k-out" : "c2"])}],
-      legend: serving ? [] : [{name: "all merged", cls: "c2"}, {name: "some left out", cls: "k-out"}], whole: true, pad: 0.5, xMin: 0.5,
-      x: ["round", String], y: ["seconds ÷ D", tick], columns: [["round"], ["seconds", "num"], ["merged", "num"], ["left out", "num"], ["disturbed by"]],
-      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.merged], row[R.out], row[R.disturbed] ? row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ") || "nothing" : "–"]),
-    });
-    this.drawPredicted();
-  }
-
-  drawPredicted() {
-    const known = this.devices.filter((d) => d.actual_s !== null), some = known.some((d) => d.predicted_s !== null);
-    const points = (key) => known.map((d, i) => [i, d[key], `${d.name}: predicted ${seconds(d.predicted_s)}, took ${seconds(d.actual_s)}`]);
-    this.predicted.draw({
-      series: [{name: "actual", cls: "c0", bars: true, points: points("actual_s")}, {name: some ? "predicted" : "", cls: "target", ticks: true, points: some ? points("predicted_s") : []}],
-      x: [some ? "devices, their last round" : "devices, their last round (this method predicts nothing)", (i) => short(known[i]?.name ?? "", known.length)], whole: true, pad: 0.5, xMin: -0.5,
-      y: ["seconds ÷ D", tick], columns: [["device"], ["predicted", "num"], ["actual", "num"]],
-      rows: () => known.map((d) => [d.name, seconds(d.predicted_s), seconds(d.actual_s)]),
+      series: [...(serving ? [] : [{name: "", cls: "own", bars: true, points: done.map((row) => [row[R.number], row[R.gap],
+        `round ${row[R.number]}: ${row[R.straggler]} ${seconds(row[R.gap])} behind${row[R.why] ? `, ${CAUSES[row[R.why]]}` : ""}`, row[R.number], `k-${row[R.why] || "none"}`])}]),
+      {name: "", cls: "own", points: done.map((row) => [row[R.number], row[R.seconds], `round ${row[R.number]}: ${seconds(row[R.seconds])}${serving ? "" : `, ${row[R.merged]} of ${row[R.drawn]} merged`}`, row[R.number]])}],
+      legend: [{name: "length of the round", cls: "own"}, ...(serving ? [] : [...new Set(done.map((row) => row[R.why] || ""))].map((why) => ({name: `gap: ${CAUSES[why] ?? NO_CAUSE}`, cls: `k-${why || "none"}`})))],
+      whole: true, pad: 0.5, xMin: 0.5, x: ["round", String], y: ["seconds ÷ D", tick],
+      columns: [["round"], ["length", "num"], ["straggler"], ["behind", "num"], ["why"], ["merged", "num"], ["left out", "num"], ["disturbed by"]],
+      rows: () => done.map((row) => [row[R.number], seconds(row[R.seconds]), row[R.straggler] || "–", seconds(row[R.gap]), CAUSES[row[R.why]] || "–", row[R.merged], row[R.out], row[R.disturbed] ? row[R.disturbed].map((cause) => DISTURBANCES[cause]).join(", ") || "nothing" : "–"]),
+      empty: "no round has ended yet",
     });
   }
 
@@ -276,10 +264,10 @@ export class RunView {
     const marks = data.events.map(([, x, kind, , text]) => ({x, kind, text}));
     this.deviceFacts.replaceChildren(one?.unlimited ? `Profile ${one.profile}, unlimited: a real board with ${number(one.cpus)} cores. ` : `Profile ${one?.profile}, ${number(one?.cpus)} CPU, ${rate(one?.uplink_bit_s)} up, ${rate(one?.downlink_bit_s)} down. `,
       changes.length ? `Its profile changed ${changes.length} time${changes.length > 1 ? "s" : ""}, last before round ${changes.at(-1)[1]} (${changes.at(-1)[4]}).` : "Its profile has not changed.");
-    this.history.draw({series: [{name: "actual", cls: "c0", points: own("actual_s", seconds)}, {name: "predicted", cls: "c1", points: own("predicted_s", seconds)}],
+    this.history.draw({series: [{name: "actual", cls: "own", dash: 0, marker: 0, points: own("actual_s", seconds)}, {name: "predicted", cls: "own", dash: 2, marker: 3, points: own("predicted_s", seconds)}],
       whole: true, x: ["round", String], y: ["seconds ÷ D", tick], marks: spread(marks), columns: [["round"], ["actual", "num"], ["predicted", "num"], ["cut", "num"]],
       rows: () => rounds.map((n, i) => [n, seconds(data.actual_s[i]), seconds(data.predicted_s[i]), data.cuts[i] ?? "–"])});
-    this.tiers.draw({series: [{name: "", cls: "c3", step: true, points: own("cuts", (v) => `cut ${v}`)}], whole: true, x: ["round", String],
+    this.tiers.draw({series: [{name: "", cls: "own", step: true, points: own("cuts", (v) => `cut ${v}`)}], whole: true, x: ["round", String],
       y: ["cut", (v) => (Number.isInteger(v) ? String(v) : "")], marks: [], columns: [["round"], ["cut", "num"]], rows: () => rounds.map((n, i) => [n, data.cuts[i] ?? "–"])});
     this.deviceMarks.replaceChildren(data.events.length ? table(`Events of ${data.name}`, [["round"], ["time"], ["what"]],
       data.events.toReversed().map((m) => [m[1], seconds(m[0]), m[4]])) : h("p", {}, "Nothing has happened to it."));
@@ -313,9 +301,4 @@ function spread(marks) {
     else kept.push({...mark});
   }
   return kept.length > 400 ? kept.filter((_, i) => i % Math.ceil(kept.length / 400) === 0) : kept;
-}
-
-function short(name, count) {
-  const room = Math.max(4, Math.floor(70 / Math.max(1, count)));
-  return name.length > room + 8 ? `${name.slice(0, room + 7)}…` : name;
 }

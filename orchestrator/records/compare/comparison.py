@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from edgebed.pacing import HOST
+from orchestrator.records.compare.groups import default_baseline, key, named
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
@@ -32,38 +33,58 @@ class Comparison(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-def compare(summaries: Sequence[Summary]) -> Comparison:
-    """The last run is the baseline of `speed_up`: its time to target ÷ the run's."""
-    base = summaries[-1].time_to_target_s if summaries else None
+def compare(summaries: Sequence[Summary], baseline: Summary | None = None) -> Comparison:
+    """`speed_up` of a run: time to target of the baseline's run of the same seed ÷ its own. `baseline`: one of that
+    method's runs; None: `groups.default_baseline`."""
+    chosen = baseline or default_baseline(summaries) if summaries else None
+    base = {run.seed: run for run in summaries if chosen is not None and key(run) == key(chosen)}
     rows = [_row(summary, base) for summary in summaries]
     notes = _notes(summaries) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
     indices = {each.run: index for each in summaries if each.speed == HOST and (index := each.host_index) is not None}
     notes = [*look_alike_notes(summaries), *differing_hosts(indices), *notes]
     notes += [note for each in summaries for note in _boards(each)]
     texts = [_texts(summary, base) for summary in summaries]
-    return Comparison(rows, texts, {key: column.label for key, column in COLUMNS.items()}, notes)
+    labels = {name: column.label for name, column in COLUMNS.items()}
+    if chosen is not None:
+        labels["speed_up"] = f"speed-up over {named(chosen)}"
+    return Comparison(rows, texts, labels, notes)
 
 
-def _row(summary: Summary, base: float | None) -> dict[str, Any]:
-    values = {key: msgspec.to_builtins(column.of(summary)) for key, column in COLUMNS.items()}
+def headline(summaries: Sequence[Summary]) -> str:
+    """The gravest doubts about some runs, in one short line for a figure; "" where there is none."""
+    doubts = {
+        "the limits were not shown to hold": any(not each.calibrated for each in summaries),
+        "simulated": any(each.enforcement == SIMULATED for each in summaries),
+        "limits held by the agents": any(each.enforcement == "software" for each in summaries),
+        "the host disturbed rounds": any(each.disturbed_rounds for each in summaries),
+    }
+    found = [text for text, holds in doubts.items() if holds]
+    return f"Note: {'; '.join(found)}" if found else ""
+
+
+def _row(summary: Summary, base: Mapping[int, Summary]) -> dict[str, Any]:
+    values = {name: msgspec.to_builtins(column.of(summary)) for name, column in COLUMNS.items()}
     return values | {"speed_up": _speed_up(summary, base)}
 
 
-def _texts(summary: Summary, base: float | None) -> dict[str, str]:
-    texts = {key: known(column.of(summary), column.show) for key, column in COLUMNS.items()}
+def _texts(summary: Summary, base: Mapping[int, Summary]) -> dict[str, str]:
+    texts = {name: known(column.of(summary), column.show) for name, column in COLUMNS.items()}
     if (speed_up := _speed_up(summary, base)) is not None:
         texts["speed_up"] = factor(speed_up)
+    elif summary.time_to_target_s is None:
+        texts["speed_up"] = f"{NONE} (target missed)"
     else:
-        texts["speed_up"] = f"{NONE} ({'it' if summary.time_to_target_s is None else 'the last'} missed the target)"
+        other = base.get(summary.seed)
+        texts["speed_up"] = f"{NONE} ({f'{other.method} missed it' if other else 'no run of its seed'})"
     if on := ran_on(summary):
         texts["method"] += f", on {on}"
     return texts
 
 
-def _speed_up(summary: Summary, base: float | None) -> float | None:
-    """Over the baseline, whose time to target is `base`."""
-    own = summary.time_to_target_s
-    return base / own if base and own else None
+def _speed_up(summary: Summary, base: Mapping[int, Summary]) -> float | None:
+    """Over the baseline's run of the same seed; `base`: its runs by seed."""
+    own, other = summary.time_to_target_s, base.get(summary.seed)
+    return other.time_to_target_s / own if other is not None and other.time_to_target_s and own else None
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -83,7 +104,7 @@ COLUMNS: dict[str, Column] = {
     "target_accuracy": Column("target accuracy", lambda run: run.target_accuracy, accuracy),
     "best_accuracy": Column("best accuracy", lambda run: run.best_accuracy, accuracy),
     "time_to_target_s": Column("time to target, interpolated", lambda run: run.time_to_target_s, seconds),
-    "speed_up": Column("speed-up over the last", lambda run: None, factor),
+    "speed_up": Column("speed-up", lambda run: None, factor),
     "total_s": Column("time of all rounds", lambda run: run.total_s, seconds),
     "round_s_median": Column("round, median", lambda run: run.round_s_median, seconds),
     "round_s_p95": Column("round, 95th percentile", lambda run: run.round_s_p95, seconds),
@@ -96,6 +117,7 @@ COLUMNS: dict[str, Column] = {
     "wait_share_mean": Column(
         "devices waited for", lambda run: run.wait_share_mean, lambda shares: waits_text(shares) or NONE
     ),
+    "bytes_total": Column("bytes, both ways", lambda run: run.bytes_up_total + run.bytes_down_total, size),
     "bytes_up_total": Column("bytes up", lambda run: run.bytes_up_total, size),
     "bytes_down_total": Column("bytes down", lambda run: run.bytes_down_total, size),
     "timeline_residual_max": Column("timeline residual, worst", lambda run: run.timeline_residual_max, percent),
@@ -122,13 +144,23 @@ COLUMNS: dict[str, Column] = {
 }
 
 
+def conditions(summaries: Sequence[Summary]) -> str:
+    """How runs were made, in a sentence that has each value once."""
+    columns = [COLUMNS[name] for name in CONDITIONS]
+    texts = [dict.fromkeys(known(column.of(run), column.show) for run in summaries) for column in columns]
+    return "; ".join(f"{column.label} {', '.join(found)}" for column, found in zip(columns, texts, strict=True))
+
+
+CONDITIONS = ("enforcement", "speed", "dilation", "late_rounds", "disturbed_rounds", "calibrated")
+
+
 def _notes(summaries: Sequence[Summary]) -> list[str]:
     """What makes these figures doubtful or not comparable. What holds for several runs is listed once."""
     notes = []
-    for key in ("enforcement", "dilation", "grain", "speed", "target_accuracy"):
-        column = COLUMNS[key]
+    for name in ("enforcement", "dilation", "grain", "speed", "target_accuracy"):
+        column = COLUMNS[name]
         values = sorted({known(column.of(summary), column.show) for summary in summaries})
-        if len(values) > 1 and not (key == "dilation" and _seeds_of_one_experiment(summaries)):
+        if len(values) > 1 and not (name == "dilation" and _seeds_of_one_experiment(summaries)):
             notes.append(f"the runs differ in {column.label} ({', '.join(values)}): compare their times with care")
     runs: dict[str, list[str]] = {}
     for summary in summaries:
@@ -185,5 +217,7 @@ def _boards(summary: Summary) -> Iterable[str]:
 
 
 def _named(runs: Sequence[str], of: int) -> str:
-    """Those of `of` runs; by name where they are not all."""
-    return f"{of} runs" if len(runs) == of > 1 else ", ".join(runs)
+    """Those of `of` runs; a few by name where they are not all."""
+    return (
+        f"{len(runs)} of {of} runs" if 3 < len(runs) < of else f"{of} runs" if len(runs) == of > 1 else ", ".join(runs)
+    )

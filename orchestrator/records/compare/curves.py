@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.records.compare.groups import estimate
+from orchestrator.records.compare.groups import FEWEST, estimate
 from orchestrator.records.summary import RoundFigures, Summary
 
 Along = Literal["time", "rounds", "bytes"]
@@ -105,8 +105,8 @@ def at(points: Sequence[Point], x: float) -> float:
 
 
 def _around(values: Sequence[float], spread: Spread) -> Point:
-    """Low and high end of the band over some values."""
-    return _SPREADS[spread](values) if len(values) > 1 else (values[0], values[0])
+    """Low and high end of the band over some values; of few values the least and the greatest."""
+    return _SPREADS[spread if len(values) >= FEWEST else "range"](values)
 
 
 def _deviation(values: Sequence[float]) -> Point:

@@ -1,15 +1,16 @@
 """Runs of the same method with different seeds, taken together: means with confidence intervals, stragglers by profile.
 
-Intervals are 95 %, by Student's t over the seeds; those of a speed-up on the logarithms of the ratios between runs of
-the same seed (so they are of the geometric mean). A run that did not reach its target has no time to target. It is
-counted and shown, and not part of the mean, so the mean favours a method that sometimes fails. Pure.
+Intervals are 95 %, by Student's t over FEWEST seeds or more; those of a speed-up on the logarithms of the ratios
+between runs of the same seed (so they are of the geometric mean). Of fewer seeds the values themselves are shown. A run
+that did not reach its target has no time to target. It is counted and shown, and not part of the mean, so the mean
+favours a method that sometimes fails. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, sqrt
+from math import sqrt
 from statistics import fmean, stdev
 
 import msgspec
@@ -19,14 +20,18 @@ from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import NO_CAUSE
 
+FEWEST = 3
+"""Values that an interval is made of, at least. That of two would be six times as wide as their distance."""
+
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over `count` runs and its interval; None where there is none (no run, one run)."""
+    """A mean over `count` runs, its interval (None: fewer than FEWEST), and the values themselves."""
 
     mean: float | None
     low: float | None = None
     high: float | None = None
     count: int = 0
+    values: tuple[float, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -69,12 +74,17 @@ def named(summary: Summary) -> str:
     return f"{summary.method} (simulated)" if summary.enforcement == SIMULATED else summary.method
 
 
+def default_baseline(summaries: Sequence[Summary]) -> Summary:
+    """The run that speed-ups refer to where none was chosen: the last one of FedAvg, or the first of all."""
+    return next((run for run in reversed(summaries) if run.method == "fedavg"), summaries[0])
+
+
 def group(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Group]:
-    """Groups in the order of their first runs; speed-ups refer to the group of `baseline` (the last run's, if none)."""
+    """Groups in the order of their first runs; speed-ups refer to the group of `baseline` (None: the default one)."""
     if not summaries:
         return []
     groups = by_key(summaries)
-    base = groups[key(summaries[-1] if baseline is None else baseline)]
+    base = groups[key(baseline or default_baseline(summaries))]
     return [_group(runs, base) for runs in groups.values()]
 
 
@@ -92,8 +102,8 @@ def by_key(summaries: Iterable[Summary]) -> dict[tuple[str, str, str], list[Summ
 
 
 def _group(runs: list[Summary], base: list[Summary]) -> Group:
-    def over(measure: Callable[[Summary], float | None], most: float = inf) -> Estimate:
-        return estimate([value for run in runs if (value := measure(run)) is not None], most)
+    def over(measure: Callable[[Summary], float | None]) -> Estimate:
+        return estimate([value for run in runs if (value := measure(run)) is not None])
 
     experiment, method, enforcement = runs[0].experiment, named(runs[0]), runs[0].enforcement
     return Group(
@@ -105,35 +115,37 @@ def _group(runs: list[Summary], base: list[Summary]) -> Group:
         sum(run.time_to_target_s is not None for run in runs),
         time_to_target_s=over(lambda run: run.time_to_target_s),
         speed_up=Estimate(1.0, count=len(runs)) if runs is base else speed_up(runs, base),
-        best_accuracy=over(lambda run: run.best_accuracy, most=1.0),
+        best_accuracy=over(lambda run: run.best_accuracy),
         round_s=over(lambda run: run.round_s_median),
         straggler_gap_s=over(lambda run: run.straggler_gap_s),
-        idle_share=over(lambda run: run.idle_share_mean, most=1.0),
+        idle_share=over(lambda run: run.idle_share_mean),
         bytes_total=over(lambda run: run.bytes_up_total + run.bytes_down_total),
     )
 
 
-def estimate(values: Sequence[float], most: float = inf) -> Estimate:
-    """Mean and t interval of some values. The interval does not go below 0 where no value does, nor above `most`."""
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and t interval of some values."""
     if not values:
         return Estimate(None)
-    mean = fmean(values)
-    if len(values) < 2:
-        return Estimate(mean, count=1)
+    mean, known = fmean(values), tuple(values)
+    if len(values) < FEWEST:
+        return Estimate(mean, count=len(values), values=known)
     reach = student(len(values) - 1) * stdev(values) / sqrt(len(values))
-    least = 0.0 if min(values) >= 0 else -inf
-    return Estimate(mean, max(least, mean - reach), min(most, mean + reach), len(values))
+    return Estimate(mean, mean - reach, mean + reach, len(values), known)
+
+
+def of_ratios(ratios: Sequence[float]) -> Estimate:
+    """The same of positive ratios: their geometric mean, and Student's t on the logarithms."""
+    mean, low, high = interval(ratios)
+    if len(ratios) < FEWEST:
+        low = high = None
+    return Estimate(mean, low, high, len(ratios), tuple(ratios))
 
 
 def speed_up(runs: Sequence[Summary], base: Sequence[Summary]) -> Estimate:
-    """Time to target of the baseline ÷ that of the runs, over pairs of one seed; without pairs, of the means."""
+    """Time to target of the baseline ÷ that of the runs, over pairs of one seed; None where no pair reached it."""
     own, other = ({run.seed: run.time_to_target_s for run in side} for side in (runs, base))
-    pairs = [base_time / time for seed, time in own.items() if time and (base_time := other.get(seed))]
-    if pairs:
-        mean, low, high = interval(pairs)
-        return Estimate(mean, low, high, len(pairs))
-    times, base_times = ([t for t in side.values() if t] for side in (own, other))
-    return Estimate(fmean(base_times) / fmean(times)) if times and base_times else Estimate(None)
+    return of_ratios([base_time / time for seed, time in own.items() if time and (base_time := other.get(seed))])
 
 
 def _profiles(runs: list[Summary]) -> list[ProfileRow]:

@@ -16,7 +16,7 @@ import msgspec
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.curves import Along, Point, Quantity, accuracy, band, curve
-from orchestrator.records.compare.groups import by_key, group, named, profiles
+from orchestrator.records.compare.groups import FEWEST, by_key, default_baseline, group, named, profiles
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
 from orchestrator.records.summary import Summary
@@ -39,24 +39,22 @@ AXES: tuple[tuple[str, Along, Quantity], ...] = (
 """Name of a chart, what its x axis is, and the quantity."""
 
 
-def compared(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Everything that the page shows. The method of the last run is the baseline at first."""
-    groups, names, table = by_key(summaries), _names(summaries), compare(summaries)
+def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> dict[str, Any]:
+    """Everything that the page shows. `baseline`: whose method is the baseline at first; None: the default one."""
+    groups, names, table = by_key(summaries), _names(summaries), compare(summaries, baseline)
     targets = sorted({summary.target_accuracy for summary in summaries})
     return {
         "methods": [
             _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
             for i, (key, runs) in enumerate(groups.items())
         ],
-        "target": {"y": targets[0], "label": f"target {formatting.accuracy(targets[0])}"}
-        if len(targets) == 1
-        else None,
-        "baseline": names[key_of(summaries[-1])] if summaries else "",
+        "target": {"y": targets[0], "label": f"target {formatting.share(targets[0])}"} if len(targets) == 1 else None,
+        "baseline": names[key_of(baseline or default_baseline(summaries))] if summaries else "",
         "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
         "labels": [label for label, _ in tabulate.COLUMNS],
         "runs": {"labels": table.labels, "texts": table.texts},
         "notes": table.notes,
-        "paired": _paired(summaries),
+        "paired": _paired(summaries, baseline),
         "profiles": [tabulate.profile_row(row) for row in profiles(summaries)],
     }
 
@@ -84,9 +82,9 @@ def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
 
 
 def _curves(runs: Sequence[Summary], along: Along, quantity: Quantity) -> dict[str, Any]:
-    """Of each run its seed and points; the mean and the least and greatest curve, where there are several."""
+    """Of each run its seed and points; the mean and the least and greatest curve, from FEWEST runs on."""
     own = [(run.seed, curve(run, along, quantity)) for run in runs if run.rounds]
-    around = band([points for _, points in own]) if len(own) > 1 else None
+    around = band([points for _, points in own]) if len(own) >= FEWEST else None
     shape = None if around is None else [around.x, around.mean, around.low, around.high]
     return {
         "seeds": [{"seed": seed, "points": _fewer(points)} for seed, points in own],
@@ -126,8 +124,8 @@ def _table(summaries: Sequence[Summary], baseline: Summary, names: dict[Key, str
 _SPEED_UP = [label for label, _ in tabulate.COLUMNS].index("speed-up")
 
 
-def _paired(summaries: Sequence[Summary]) -> dict[str, Any] | None:
-    rows = paired(summaries)
+def _paired(summaries: Sequence[Summary], baseline: Summary | None) -> dict[str, Any] | None:
+    rows = paired(summaries, baseline)
     if not rows:
         return None
     cells = [[show(row) for _, show in tabulate.PAIRED] for row in rows]

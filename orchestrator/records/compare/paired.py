@@ -17,8 +17,7 @@ from statistics import fmean
 
 import msgspec
 
-from orchestrator.records.compare.groups import Estimate, named
-from orchestrator.records.compare.ratios import interval
+from orchestrator.records.compare.groups import Estimate, default_baseline, named, of_ratios
 from orchestrator.records.summary import Summary
 from orchestrator.records.types import SIMULATED
 
@@ -49,14 +48,14 @@ class Paired(msgspec.Struct, frozen=True):
         return "seeds" if len(set(self.seeds)) == self.experiments else "experiments"
 
 
-def paired(summaries: Sequence[Summary]) -> list[Paired]:
-    """Every method beside that of the last run; nothing where no rounds alternated with that one's."""
+def paired(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Paired]:
+    """Every method beside that of `baseline` (None: the default one); nothing where no rounds alternated with its."""
     series: dict[tuple[str, int], dict[str, Summary]] = {}  # an experiment with several seeds is as many
     for summary in summaries:
         if summary.interleaved:
             runs = series.setdefault((summary.series, summary.seed), {})
             runs[_unique(named(summary), runs)] = summary
-    base = named(summaries[-1]) if summaries else ""
+    base = named(baseline or default_baseline(summaries)) if summaries else ""
     methods = dict.fromkeys(name for runs in series.values() for name in runs if name != base)
     found = [_paired(name, base, [runs for runs in series.values() if {name, base} <= runs.keys()]) for name in methods]
     return [each for each in found if each.rounds]
@@ -76,16 +75,12 @@ def _paired(name: str, base: str, series: Sequence[dict[str, Summary]]) -> Paire
     return Paired(
         name,
         base,
-        _estimate(single),
-        _estimate([own / other for own, other in times if own and other]),
+        of_ratios(single),
+        of_ratios([own / other for own, other in times if own and other]),
         sum(map(len, rounds)),
         len(rounds),
         tuple(series[i][name].seed for i in pairs),
     )
-
-
-def _estimate(ratios: Sequence[float]) -> Estimate:
-    return Estimate(*interval(ratios), count=len(ratios))
 
 
 def round_ratios(own: Summary, base: Summary) -> list[float]:

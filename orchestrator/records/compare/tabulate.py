@@ -5,10 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from orchestrator.records.compare.groups import Estimate, Group, ProfileRow
+from orchestrator.records.compare.groups import FEWEST, Estimate, Group, ProfileRow, by_key, named
 from orchestrator.records.compare.paired import Paired
+from orchestrator.records.critical.bound_by import parts_of, sentence, waits_text
+from orchestrator.records.critical.event_graph import Bound
+from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
 from orchestrator.records.words.vocabulary import cause
 
@@ -16,12 +20,12 @@ Column = tuple[str, Callable[[Group], str]]
 
 
 def with_interval(value: Estimate, show: Callable[[float], str]) -> str:
-    """The mean, and its interval where there is one."""
+    """The mean and its interval; of few values, which have none, the values themselves."""
     if value.mean is None:
         return NONE
-    if value.low is None or value.high is None:
-        return show(value.mean)
-    return f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]"
+    if value.low is not None and value.high is not None:
+        return f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]"
+    return ", ".join(map(show, value.values if len(value.values) < FEWEST else ())) or show(value.mean)
 
 
 def by_cause(rounds: Mapping[str, int]) -> str:
@@ -31,14 +35,31 @@ def by_cause(rounds: Mapping[str, int]) -> str:
 
 def why_no_speed_up(row: Group, baseline: Group) -> str:
     """In place of a speed-up that does not exist."""
-    who = row.method if not row.reached else baseline.method
-    return f"{NONE} ({who} missed the target)"
+    if row.reached and baseline.reached:
+        return f"{NONE} (no seed in which both reached the target)"
+    return f"{NONE} ({baseline.method if row.reached else row.method} missed the target)"
 
 
 def profile_row(row: ProfileRow) -> list[str]:
     """A class of devices in one method: in how many rounds it had the straggler, and what that cost."""
     rounds = f"{row.rounds} ({percent(row.share)})"
     return [row.method, row.profile, rounds, seconds(row.waited_s), by_cause(row.why)]
+
+
+def sentences(summaries: Sequence[Summary]) -> list[str]:
+    """One per method: what bounded its rounds, and what its devices waited for; the means of its runs."""
+    told = []
+    for runs in by_key(summaries).values():
+        lengths: dict[Bound, float] = {}
+        for part in (part for run in runs for part in run.bound_by.parts):
+            bound = Bound(part.what, part.whose)
+            lengths[bound] = lengths.get(bound, 0.0) + part.seconds
+        waits = [run.wait_share_mean for run in runs if run.wait_share_mean]
+        waited = waits_text({cause: fmean(each.get(cause, 0.0) for each in waits) for each in waits for cause in each})
+        bound_by = f"bound by {sentence(parts_of(lengths))}" if lengths else ""
+        texts = filter(None, (bound_by, f"devices waited for {waited}" if waited else ""))
+        told.append(f"{named(runs[0])}: {'; '.join(texts) or 'what bounded its rounds is not known'}.")
+    return told
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -105,7 +126,8 @@ def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs
         columns.append(("round, paired ratio", lambda group: _paired_ratio(group, pairs)))
     lines = [
         "% needs \\usepackage{booktabs}",
-        f"% Means over seeds, 95% intervals (Student's t); speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        "% Means over seeds, 95% intervals (Student's t; below three seeds the values).",
+        f"% Speed-ups over {_plain(baseline)}, in pairs of one seed.",
         *((f"% Paired ratios: {_plain(about_pairs(pairs))}.",) if pairs else ()),
         *(f"% {_plain(note)}" for note in notes),
         f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
 
 from orchestrator.records.critical.critical_path import NEAR, RoundPath, reason
 from orchestrator.records.timeline.timeline import RoundTimeline
+from orchestrator.records.words import vocabulary
+from orchestrator.records.words.formatting import NONE, percent, seconds
 
 CAUSES = ("cpu", "uplink", "downlink", "server")
 
@@ -111,6 +114,28 @@ def standing_out(behind_s: Mapping[str, float], gap_s: float) -> str:
     """The cause in which a straggler is furthest behind; "" where it explains less than LEAST of the gap."""
     why = max(behind_s, key=lambda cause: behind_s[cause])
     return why if behind_s[why] > 0 and behind_s[why] >= LEAST * gap_s else ""
+
+
+def whole_run(rounds: Sequence[tuple[str | None, str | None, str | None, float]], profiles: Mapping[str, str]) -> str:
+    """Who was the straggler of a run most often, why, and what the others waited for it, in a sentence; "" where there
+    was no straggler.
+
+    Args:
+        rounds: of each its straggler, the reason, for whom it waited last, and the device-seconds that others waited.
+        profiles: by device.
+    """
+    counts = Counter(straggler for straggler, *_ in rounds if straggler)
+    if not counts:
+        return ""
+    (name, count), *_ = counts.most_common()
+    waited = sum((waited_s for _, _, waited_for, waited_s in rounds if waited_for == name), 0.0)
+    (why, _), *_ = Counter(why for straggler, why, *_ in rounds if straggler == name).most_common()
+    mostly = f"mostly because of {vocabulary.cause(why)}" if why else "and no single cause stands out"
+    share = f"{count} ({percent(count / len(rounds), 0)})"
+    return (
+        f"{name} ({profiles.get(name, NONE)}) was the straggler in {share} of {len(rounds)} rounds, {mostly}; "
+        f"the others together waited {seconds(waited)} for it."
+    )
 
 
 def waits(timeline: RoundTimeline) -> tuple[str | None, int]:

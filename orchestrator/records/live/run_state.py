@@ -353,12 +353,6 @@ class RunState(msgspec.Struct):
         return next((row for row in reversed(self.rows) if row.seconds is not None), None)
 
     @property
-    def shown_first(self) -> RoundRow | None:
-        """The round in progress; of a run that is over the last finished one."""
-        over = bool(self.sessions) and bool(self.ended)
-        return (self.last_finished if over else None) or self.current
-
-    @property
     def accuracy(self) -> float | None:
         """That of the evaluated round that ended last."""
         known = (row for row in self.rows if row.accuracy is not None)

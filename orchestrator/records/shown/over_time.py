@@ -14,7 +14,7 @@ import msgspec
 
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts, RunFacts, Session
-from orchestrator.records.shown.gantt import joined
+from orchestrator.records.shown.round_view import joined
 from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment

@@ -1,4 +1,5 @@
-"""One round -> rows of named bars, as the live page and the report draw them (`dashboard/static/gantt.js`). Pure."""
+"""One round -> rows of named bars. Pages (`dashboard/static/gantt.js`) and figures for papers draw this one structure.
+Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.records.critical.stragglers import straggler
+from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.shown.gantt import FINEST, bars, joined, own_segments, server_segments
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.words.formatting import seconds
+
+FINEST = 600
+"""A bar shorter than this part of the round is drawn together with its neighbours."""
 
 Bars = list[tuple[str, float, float, str]]
 """Name, from, to, and more about it."""
@@ -25,7 +29,9 @@ def round_view(timeline: RoundTimeline, end_ns: int, live: bool = False, named: 
     def drawn(segments: Iterable[Segment]) -> Bars:
         cut = [s for s in segments if s.start_ns < end_ns]
         coarse = joined(cut, (end_ns - facts.start_ns) // FINEST)
-        return [(b.name, round(b.start_s, 4), round(b.end_s, 4), b.detail) for b in bars(coarse, facts, end_ns)]
+        start = facts.start_ns
+        ends = [(s, (s.start_ns - start) / scale, (min(s.end_ns, end_ns) - start) / scale) for s in coarse]
+        return [(s.name, round(a, 4), round(b, 4), s.detail) for s, a, b in ends]
 
     devices = {}
     for name, device in timeline.devices.items():
@@ -38,11 +44,42 @@ def round_view(timeline: RoundTimeline, end_ns: int, live: bool = False, named: 
         "live": live,
         "length_s": round((end_ns - facts.start_ns) / scale, 4),
         "devices": devices,
-        "server": drawn(server_segments(facts)),
-        "own": drawn(own_segments(facts)),
+        "server": drawn(_server(facts)),
+        "own": drawn(Segment(phase.name, phase.start_ns, phase.end_ns) for phase in facts.own),
         "straggler": None if slow is None or live else slow.device,
         "choice": choice(facts),
     }
+
+
+def _server(facts: RoundFacts) -> list[Segment]:
+    """Steps of the server halves in the order of time; the detail names up to three of their devices."""
+    steps = sorted(facts.steps, key=lambda step: step.start_ns)
+    return [Segment("server", s.start_ns, s.end_ns, ", ".join(s.devices[:3])) for s in steps]
+
+
+def median_round(rounds: Iterable[tuple[float, int]]) -> int | None:
+    """Which round of a run that is over is shown, unless another is asked for: the number of that of median length
+    (the lower median). None before the first has ended.
+
+    Args:
+        rounds: seconds and number of those that ended.
+    """
+    known = sorted(rounds)
+    return known[(len(known) - 1) // 2][1] if known else None
+
+
+AT_WORK = ("receiving", "working", "server half")
+"""What a device does while others may wait for it."""
+
+
+def waited_for(state: RunState) -> tuple[list[str], int]:
+    """Devices at work in the round in progress, once others are done; and since when, on the orchestrator's clock."""
+    row = state.current
+    facts = None if row is None or state.ended else state.session.rounds.get(row.number)
+    if facts is None or not facts.done or facts.finished is not None:
+        return [], 0
+    names = [name for name in state.devices if state.activity(name) in AT_WORK]
+    return names, min(done.at_ns for done in facts.done.values())
 
 
 def _outcome(facts: RoundFacts, name: str) -> dict[str, Any]:
@@ -87,3 +124,41 @@ def _sums(segments: Iterable[Segment], end_ns: int) -> dict[str, int]:
         if length > 0:
             sums[s.name] = sums.get(s.name, 0) + length
     return sums
+
+
+def joined(segments: Iterable[Segment], finest_ns: int) -> list[Segment]:
+    """Neighbours shorter than `finest_ns` become one segment with the name of the longest of them."""
+    drawn: list[Segment] = []
+    group: list[Segment] = []
+    for segment in segments:
+        if segment.end_ns - segment.start_ns >= finest_ns:
+            drawn += [*_merged(group), segment]
+            group = []
+            continue
+        if group and (
+            segment.end_ns - group[0].start_ns > finest_ns or segment.start_ns - group[-1].end_ns > finest_ns
+        ):
+            drawn += _merged(group)
+            group = []
+        group.append(segment)
+    return _without_seams([*drawn, *_merged(group)])
+
+
+def _merged(group: list[Segment]) -> list[Segment]:
+    if not group:
+        return []
+    sums: dict[str, int] = {}
+    for s in group:
+        sums[s.name] = sums.get(s.name, 0) + s.end_ns - s.start_ns
+    return [Segment(max(sums, key=lambda name: sums[name]), group[0].start_ns, group[-1].end_ns)]
+
+
+def _without_seams(segments: list[Segment]) -> list[Segment]:
+    """Segments of the same name that touch, as one."""
+    result: list[Segment] = []
+    for s in segments:
+        if result and result[-1].name == s.name and result[-1].detail == s.detail and result[-1].end_ns >= s.start_ns:
+            result[-1] = Segment(s.name, result[-1].start_ns, max(s.end_ns, result[-1].end_ns), s.detail)
+        else:
+            result.append(s)
+    return result

@@ -62,6 +62,11 @@ def percent(value: float, decimals: int = 1) -> str:
     return f"{fixed(value * 100, decimals)}%"
 
 
+def share(value: float) -> str:
+    """A share that was asked for, with the digits it needs: 90%, 99.9%."""
+    return f"{number(value * 100, 6)}%"
+
+
 def signed_percent(value: float) -> str:
     """A relative difference: +4.1%, −0.3%."""
     return ("−" if value < 0 else "+") + fixed(abs(value) * 100, 1) + "%"

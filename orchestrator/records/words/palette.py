@@ -20,29 +20,29 @@ class Colour(msgspec.Struct, frozen=True):
 
 
 PHASES = {
-    "download": Colour("#007466", "#009996"),
-    "decode": Colour("#8dccff", "#4c7b9e"),
-    "compute": Colour("#29408b", "#64b1fd"),
-    "encode": Colour("#4a74a4", "#adadaf"),
-    "blocked": Colour("#e87242", "#864200"),
-    "upload_tail": Colour("#ce863a", "#ffb640"),
-    "reply_wait": Colour("#7a2b8e", "#a690d8"),
-    "request_wait": Colour("#897b9b", "#8c8395"),
-    "server_wait": Colour("#9f5fcb", "#7d6eac"),
-    "dispatch": Colour("#667457", "#90cbae"),
-    "wait_for_others": Colour("#c3c7cd", "#4e6774"),
-    "plan": Colour("#90835d", "#8b6a00"),
-    "merge": Colour("#e0c8ae", "#d0d485"),
-    "evaluation": Colour("#a7a67c", "#c09000"),
-    "checkpoint": Colour("#b4bf6b", "#9d9b7e"),
-    "orchestrator": Colour("#5c4b41", "#86827a"),
-    "server": Colour("#7769e4", "#8944b7"),
-    "working": Colour("#81a4ea", "#606670"),
-    "probe": Colour("#8db6b2", "#69b5c6"),
-    "idle": Colour("#d5d8ff", "#38434d"),
-    "left_out": Colour("#d5959c", "#9e8b7e"),
-    "offline": Colour("#6c7f93", "#2c5c79"),
-    "unreported": Colour("#ba1a00", "#e54449"),
+    "download": Colour("#399228", "#70a18f"),
+    "decode": Colour("#8dccff", "#157bb2"),
+    "compute": Colour("#1241b6", "#a4d6ff"),
+    "encode": Colour("#3670c5", "#5891bf"),
+    "blocked": Colour("#fd651d", "#864200"),
+    "upload_tail": Colour("#c0936c", "#ffb640"),
+    "reply_wait": Colour("#6d2267", "#96a7b5"),
+    "request_wait": Colour("#897b9b", "#827b8c"),
+    "server_wait": Colour("#9e5fcb", "#806fae"),
+    "dispatch": Colour("#7e9891", "#93cdb0"),
+    "wait_for_others": Colour("#c3c7cd", "#4c6777"),
+    "plan": Colour("#8d805b", "#b68a0a"),
+    "merge": Colour("#ead2bb", "#d2d686"),
+    "evaluation": Colour("#9ea08c", "#9d7411"),
+    "checkpoint": Colour("#b2bd64", "#9c9975"),
+    "orchestrator": Colour("#5b4a40", "#807d75"),
+    "server": Colour("#4f6c84", "#773aae"),
+    "working": Colour("#56d294", "#64605b"),
+    "probe": Colour("#7aa19c", "#69b0c0"),
+    "idle": Colour("#d0d3ff", "#37424b"),
+    "left_out": Colour("#ac6b6a", "#8f7963"),
+    "offline": Colour("#6c8094", "#0a49e9"),
+    "unreported": Colour("#a61300", "#f258e7"),
 }
 """Colours of a device's time by name; work is solid, waits are hatched."""
 
@@ -112,24 +112,24 @@ METHODS = (
 """Methods in the order of their colours. Others get one by their name."""
 
 RUNS = (
-    Colour("#004275", "#b7baff"),
-    Colour("#a98133", "#b081bf"),
-    Colour("#60a877", "#89fbbd"),
-    Colour("#796cce", "#80559e"),
-    Colour("#dba42e", "#f9d84f"),
-    Colour("#bc3e70", "#c14b6a"),
-    Colour("#57a4ba", "#6eae9f"),
-    Colour("#57502f", "#98711e"),
-    Colour("#98a0ec", "#5e78e0"),
-    Colour("#ffb677", "#f99f24"),
-    Colour("#006551", "#9a9200"),
-    Colour("#6b6f8f", "#e8b3d9"),
-    Colour("#731a00", "#eec48c"),
-    Colour("#ccbcff", "#f25a5f"),
-    Colour("#0e4451", "#4c9597"),
-    Colour("#bbb3a3", "#96957d"),
+    "#8b02fd",
+    "#469fe3",
+    "#43b565",
+    "#bf1e0f",
+    "#286e62",
+    "#389071",
+    "#056d85",
+    "#7b959e",
+    "#2888bc",
+    "#b72846",
+    "#b66919",
+    "#667882",
+    "#0a67ae",
+    "#e78400",
+    "#7c9b90",
+    "#768852",
 )
-"""Colours of methods, and of other things that have no colour of their own; the first eight differ most."""
+"""Colours of methods, the same on light and on dark paper; they mean nothing else. The first eight differ most."""
 
 DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4))
 """Lengths of line and gap."""
@@ -174,7 +174,7 @@ def css() -> str:
         f":root[data-theme=dark] {{ {dark} }}",
         *(f".p-{name} {{ --p: var(--p-{name}); }}" for name in PHASES),
         *(f".k-{name} {{ --p: var(--p-{phase}); }}" for name, phase in like.items()),
-        *(f".c{index} {{ --p: var(--c{index}); }}" for index in range(len(RUNS))),
+        *(f".c{index} {{ --p: {one}; }}" for index, one in enumerate(RUNS)),
         *(f"path.d{index} {{ stroke-dasharray: {_lengths(dash)}; }}" for index, dash in enumerate(DASHES)),
         *(f"rect.p-{name} {{ fill: url(#hatch-{name}); }}" for name in WAITS),
     ]
@@ -182,8 +182,7 @@ def css() -> str:
 
 
 def _properties(theme: str) -> str:
-    phases = [f"--p-{name}: {getattr(one, theme)};" for name, one in PHASES.items()]
-    return " ".join([*phases, *(f"--c{index}: {getattr(one, theme)};" for index, one in enumerate(RUNS))])
+    return " ".join(f"--p-{name}: {getattr(one, theme)};" for name, one in PHASES.items())
 
 
 def _lengths(dash: tuple[int, ...]) -> str:
