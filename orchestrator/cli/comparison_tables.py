@@ -96,6 +96,7 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
         console.print(table)
     if any(one.runs > 1 for one in groups):
         _tell("Several values: one per seed. [ ]: 95 % interval of the mean over three seeds or more.")
+    _tell("Times to target are interpolated between evaluations.")
 
 
 def _that_fit(widths: Sequence[int], room: int) -> list[list[int]]:

@@ -189,7 +189,8 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
 
 
 def _experiment(settings: Settings, target: float, path: Path) -> Experiment:
-    settings = merged(settings, {"training": {"target_accuracy": target}} if target else {})
+    wanted = {"training": {"target_accuracy": target}} if target else {}
+    settings = merged({"training": {"max_update_norm": None}}, settings, wanted)  # no paper refuses updates
     options = settings.pop("options", {})
     settings["methods"] = [{**method, **options} for method in settings.get("methods", [])]
     return convert(settings, Experiment, path)

@@ -140,7 +140,7 @@ def test_spans_reach_a_collector_and_a_refusal_is_told(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_with_its_hint() -> None:
     with pytest.raises(UsageError) as caught:
         load("no_such_package.inside", "Parquet")
-    assert "edgebed[export]" in caught.value.hint
+    assert "[export]" in caught.value.hint
 
 
 def test_the_command_writes_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,9 @@ def test_what_is_timed_goes_together_and_a_computation_sees_it() -> None:
 @pytest.mark.parametrize("name", ["edgebed-timed.lock", "edgebed-computing.lock"])
 def test_a_fifo_in_the_place_of_a_lock_is_refused_at_once(folder: Path, name: str) -> None:
     os.mkfifo(folder / name)
-    with pytest.raises(FleetError, match=rf"{name} is no file") as refused, timed():
+    with pytest.raises(FleetError, match=rf"{name} is no file of its own") as refused, timed():
         pass
-    assert refused.value.hint == f"rm {folder / name}"
+    assert refused.value.hint == f"see whose: ls -l {folder / name}"
 
 
 def test_a_folder_in_the_place_of_a_lock_is_refused(folder: Path) -> None:

@@ -17,7 +17,7 @@ from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
 from orchestrator.fleet.spec.speed import UNMEASURED, Need, Speed
 from orchestrator.references.task_costs import TaskCosts
-from orchestrator.runs.speed import costs_of_tasks
+from orchestrator.runs.speed import kept_speed
 from tests.component._fleet import NO_BROKER, NoBackend
 from tests.memory_link import MemoryHub, MemoryLink
 
@@ -100,7 +100,7 @@ async def test_a_task_costs_what_the_reference_takes_at_the_devices_own_cpus(mon
             "f1", fleet, NoBackend(Enforcement.KERNEL), NO_BROKER, *links, lambda name: SMALL, dilation=2.0,
             heartbeat_s=1.0,
         )  # fmt: skip
-        of = costs_of_tasks(controller)
+        of = kept_speed(controller.spec, controller.cpus).costs
         for name in ("a", "b"):
             assert of(name, Assignment(name, {}, 10, (1, 8, 8), 1, "output", cpus=9.0)) == {}
 

@@ -111,9 +111,9 @@ def test_an_experiment_file_that_unfolds_without_end_costs_nothing(tmp_path: Pat
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 6)]
     text = "\n".join([*lines, "model: {name: *a5}", "data: {name: mnist}"])
     (tmp_path / "experiment.yaml").write_text(text)
-    assert about(tmp_path) == {"model": "", "data": ""}
+    assert about(tmp_path) == {"model": "", "data": "", "of": None}
     (tmp_path / "experiment.yaml").write_text("model: {name: resnet-tiny}\ndata: {name: mnist}\n")
-    assert about(tmp_path) == {"model": "resnet-tiny", "data": "mnist"}
+    assert about(tmp_path) == {"model": "resnet-tiny", "data": "mnist", "of": None}
     (tmp_path / "experiment.yaml").unlink()
     os.mkfifo(tmp_path / "experiment.yaml")
-    assert about(tmp_path) == {"model": "", "data": ""}
+    assert about(tmp_path) == {"model": "", "data": "", "of": None}

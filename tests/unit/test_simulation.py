@@ -409,20 +409,19 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
 
 
-def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) -> None:
     """torch's device `meta` stands in for a GPU: it has no values, so nothing could be computed on the CPU unseen."""
     meta, seen = torch.device("meta"), []
 
-    def begin(model: StagedModel, own: Assignment, body: Body, batches: Batches, *, keep: bool) -> Half:
+    def begin(model: StagedModel, own: Assignment, body: Body, batches: Batches) -> Half:
         seen.append({tensor.device for tensor in (*model.parameters(), *next(iter(batches)))})
         return Trained({}, loss=0.0, batches=0)
         yield
 
-    monkeypatch.setattr("orchestrator.simulation.pool.begin_half", begin)
     whole, own = model(), assignment(device="a")
     shards(tmp_path, 1)
     shard = read_shard(tmp_path / "0.safetensors", meta)
-    pool = HalfPool(whole, {"a": shard}, meta, batched=False, notify=lambda text: None)
+    pool = HalfPool(whole, {"a": shard}, meta, batched=False, notify=lambda text: None, begin=begin)
     with pytest.raises(StopIteration):
         next(pool.begin(own, b"", ShardBatches(shard, own)))
     assert seen == [{meta}]

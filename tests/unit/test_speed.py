@@ -11,7 +11,9 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Optimizer
+from orchestrator.fleet.host.reference_loop import LoopTimes
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet, unlimited
+from orchestrator.fleet.spec.speed import UNMEASURED
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.run_index import sort
@@ -19,7 +21,7 @@ from orchestrator.records.timeline.held import HeldTask, by_origin, late_rounds
 from orchestrator.records.types import DeviceDone, Record, RunStarted, ServerStep, Spent, UpdateReceived
 from orchestrator.references.recording import record
 from orchestrator.references.reference import load_reference
-from orchestrator.runs.speed import HEAD_ROOM, MARGIN, at_wanted_speed, kept_speed
+from orchestrator.runs.speed import MARGIN, at_wanted_speed, kept_speed
 from orchestrator.scenario.agenda import Condition
 from tests.synthetic import Synthetic
 
@@ -135,13 +137,13 @@ def test_a_fleet_at_the_speed_of_its_host_stays_as_it_is(tmp_path: Path) -> None
 
 
 def test_the_demand_has_a_margin_and_the_index_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runs.speed.loop_s", lambda: 0.004)
+    monkeypatch.setattr("orchestrator.runs.speed.loop_times", lambda: LoopTimes(0.004, 0.0, 0.0))
     spec = wanted(tmp_path)
     speed = at_wanted_speed(spec).speed
     index_s = load_reference("x86-sse41").index_s
     assert speed.index == pytest.approx(index_s / 0.004)
     assert speed.demand == pytest.approx(MARGIN * 0.004 / index_s)
-    assert speed.ceiling == pytest.approx(HEAD_ROOM * speed.demand)
+    assert speed.ceiling("x") == pytest.approx(UNMEASURED * speed.demand)
     assert at_wanted_speed(spec).cpus == pytest.approx(1.2 * speed.demand)
 
 
@@ -165,7 +167,7 @@ def test_a_server_has_a_slot_for_each_whole_cpu_before_dilation(
 
 
 def test_a_server_is_held_to_the_reference_of_its_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runs.speed.loop_s", lambda: 0.004)
+    monkeypatch.setattr("orchestrator.runs.speed.loop_times", lambda: LoopTimes(0.004, 0.0, 0.0))
     spec = at_wanted_speed(wanted(tmp_path, server_cpus=2.0))
     held_to = kept_speed(spec, {}).server
     assert held_to is not None

@@ -66,7 +66,7 @@ COLUMNS: tuple[Column, ...] = (
     ("method", lambda g: g.method),
     ("runs", lambda g: str(g.runs)),
     ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
-    ("time to target, interpolated", lambda g: with_interval(g.time_to_target_s, seconds)),
+    ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
     ("speed-up", lambda g: with_interval(g.speed_up, factor)),
     ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
     ("round, median", lambda g: with_interval(g.round_s, seconds)),
