@@ -87,7 +87,7 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
     for columns_ in _that_fit(wide, console.width):
         table = Table(
             Column(heads[0], no_wrap=True),
-            *columns(*(f">{heads[i]}" for i in columns_)),
+            *(Column(heads[i], justify="right", width=wide[i]) for i in columns_),
             box=SIMPLE_HEAD,
             pad_edge=False,
         )

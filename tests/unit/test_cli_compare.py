@@ -182,7 +182,7 @@ def test_methods_with_several_seeds_stand_in_one_row_each_with_what_their_runs_h
     (row,) = [line.split() for line in out.splitlines() if line.split()[:2] == ["dtfl", "4"]][:1]
     assert row[2:5] == ["4", "of", "4"]
     said = " ".join(out.split())
-    assert "dilation 3, 4, 5, 6; late rounds –; rounds disturbed by the host 0; calibrated yes." in said
+    assert "dilation 3, 4, 5, 6; late rounds –; rounds disturbed by the host –; calibrated yes." in said
     assert "Times to target are interpolated between evaluations." in said
 
 

@@ -202,7 +202,7 @@ def _doubts(summary: Summary) -> Iterable[str]:
 
 
 def _disturbed(summary: Summary) -> Iterable[str]:
-    if count := summary.disturbed_rounds:
+    if (count := summary.disturbed_rounds) and summary.late_rounds != 0:  # held in time: it did not matter
         causes = Counter(cause for row in summary.rounds for cause in row.disturbed or ())
         by = ", ".join(f"{vocabulary.disturbance(cause)} in {rounds}" for cause, rounds in causes.most_common())
         yield (
