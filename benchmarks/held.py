@@ -11,7 +11,8 @@ takes more CPU time under a small quota (measured: 6.3 ms at 0.1 CPU, 5.1 ms at 
 it. HELD_FLEET names another fleet file, such as profiles/fleets/dtfl-5.yaml, to see by how much.
 
 Environment: HELD_REPETITIONS (5), HELD_CORES (limited,own), HELD_FOLDER (runs/held; what is there is not done again),
-HELD_ROUNDS (6).
+HELD_ROUNDS (6), HELD_DILATION (3.5: both runs have the same, for the
+orchestrator is not dilated).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ data: {{name: digits}}
 partition: {{kind: iid}}
 model: {{name: resnet-tiny}}
 interleave: true
+server: {{cpus: 1}}
+dilation: {dilation}
 methods:
   - {{name: dtfl, tiers: 7}}
   - {{name: fedavg}}
@@ -68,7 +71,8 @@ def main() -> None:
     cores = os.environ.get("HELD_CORES", "limited,own").split(",")
     fleet = Path(os.environ.get("HELD_FLEET") or _write_fleet(folder)).resolve()
     rounds = int(os.environ.get("HELD_ROUNDS", "6"))
-    (folder / "experiment.yaml").write_text(EXPERIMENT.format(fleet=fleet, rounds=rounds))
+    dilation = os.environ.get("HELD_DILATION", "3.5")
+    (folder / "experiment.yaml").write_text(EXPERIMENT.format(fleet=fleet, rounds=rounds, dilation=dilation))
     for number in range(1, int(os.environ.get("HELD_REPETITIONS", "5")) + 1):
         for core in cores:
             repeat(folder, core, number)
