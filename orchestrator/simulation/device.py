@@ -18,7 +18,8 @@ from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import real_work
 from edgebed.methods.parts.local_training import Half
-from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.piece_times import Phase
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.cpu import Cpu
