@@ -28,7 +28,7 @@ from orchestrator.records.types import (
     RoundStarted,
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.world import World

@@ -18,7 +18,7 @@ from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.types import HostIndex, Record
-from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.settings import no_costs
 from orchestrator.rounds.world import World
 from orchestrator.runs.data import Prepared

@@ -27,7 +27,6 @@ from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
-from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
@@ -313,7 +312,7 @@ class MethodRun:
         self._to_close.push_async_callback(trainer.close)
         return trainer
 
-    def _make_driver(self, trainer: Trainer, job: RoundJob) -> RoundDriver:
+    def _make_driver(self, trainer: HalfTrainer, job: RoundJob) -> RoundDriver:
         return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, self._settings, job)
 
     async def _set_up(self) -> None:

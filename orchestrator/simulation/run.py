@@ -21,7 +21,7 @@ from edgebed.wire.messages import Assignment, Cost
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.folder import Series
