@@ -20,8 +20,8 @@ from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.rounds.event_loop import uninterrupted
-from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
