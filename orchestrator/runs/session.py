@@ -13,7 +13,7 @@ import msgspec
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
-from edgebed.methods.base import METHODS, Method
+from edgebed.methods.base import METHODS
 from edgebed.wire.messages import Assignment
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
@@ -39,7 +39,6 @@ from orchestrator.rounds.replay import read_replay
 from orchestrator.runs import speed as device_speed
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
-from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.platform import Platform, RunRequest
@@ -270,14 +269,25 @@ async def _run_methods(
     request: Request, controller: FleetController, prepared: Prepared, carrier: Platform, watch: Watch
 ) -> list[Path]:
     experiment = request.experiment
-    series = request.series or uuid.uuid4().hex[:12]
+    request = msgspec.structs.replace(request, series=request.series or uuid.uuid4().hex[:12])
     methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(experiment.methods)]
     controller.labels = prepared.label_counts
     folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
         runs = {
             number: MethodRun(
-                _run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch
+                RunRequest(
+                    request,
+                    place,
+                    methods[place],
+                    prepared,
+                    start_model(experiment, prepared, request.path, methods[place]),
+                    interleaved=len(group) > 1,
+                    plan=request.plan,
+                    each_piece=request.each_piece,
+                ),
+                carrier,
+                watch,
             )
             for number, place in enumerate(group)
             if place not in request.finished
@@ -289,26 +299,6 @@ async def _run_methods(
             for run in runs.values():
                 refresh(run.folder.path)
     return [folders[place] for place in range(len(methods))]
-
-
-def _run_request(
-    request: Request, method: Method, prepared: Prepared, series: str, place: int, interleaved: bool
-) -> RunRequest:
-    experiment = request.experiment
-    return RunRequest(
-        experiment=experiment,
-        path=request.path,
-        runs=request.runs,
-        method=method,
-        options=experiment.methods[place],
-        prepared=prepared,
-        model=start_model(experiment, prepared, request.path, method),
-        series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
-        interleaved=interleaved,
-        begun=request.begun.get(place),
-        plan=request.plan,
-        each_piece=request.each_piece,
-    )
 
 
 async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:
