@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from edgebed.wire.messages import Assignment, Phase, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.piece_times import Phase
 from orchestrator.records import types as t
 
 MS = 1_000_000

@@ -134,7 +134,3 @@ class Board:
         watts = self._ina.watts() if self._ina.present else self._pmic.read()
         settings = self._governor.read(), self._power_mode.read()
         return BoardReading(at_ns, mhz, cap, celsius, hot, self._throttled.read(), watts, *settings)
-
-    def close(self) -> None:
-        for source in (self._frequencies, self._temperatures, self._ina):
-            source.close()

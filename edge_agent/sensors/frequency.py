@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.sensors.source import Gauge, text_of, whole
+from edge_agent.sensors.source import number_of, text_of
 
 
 class Frequencies:
@@ -36,28 +36,19 @@ class Frequencies:
         facts = {"governor": self.governor() or "", "max_mhz": " ".join(map(str, highest))}
         return {name: value for name, value in facts.items() if value}
 
-    def close(self) -> None:
-        for clock in self._clocks.values():
-            clock.close()
-
 
 class _Clock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.highest = whole(text_of(folder / "cpuinfo_max_freq"))
-        self._now, self._allowed = Gauge(folder / "scaling_cur_freq"), Gauge(folder / "scaling_max_freq")
+        self.highest = number_of(folder / "cpuinfo_max_freq")
 
     def governor(self) -> str | None:
         return text_of(self._folder / "scaling_governor")
 
     def mhz(self) -> int | None:
-        khz = self._now.read()
+        khz = number_of(self._folder / "scaling_cur_freq")
         return None if khz is None or khz < 0 else khz // 1000
 
     def cap(self) -> float | None:
-        allowed = self._allowed.read()
+        allowed = number_of(self._folder / "scaling_max_freq")
         return None if allowed is None or not self.highest else round(min(1.0, max(0, allowed) / self.highest), 4)
-
-    def close(self) -> None:
-        self._now.close()
-        self._allowed.close()

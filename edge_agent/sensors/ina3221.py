@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.sensors.source import Gauge, text_of
+from edge_agent.sensors.source import number_of, text_of
 
 INPUTS = ("VDD_IN", "VDD_MUX", "POM_5V_IN", "5V_IN")
 """Rails that feed the module (VDD_IN, 5V_IN, POM_5V_IN) and the carrier board beside it (VDD_MUX, on TX1 and TX2). The
@@ -23,8 +23,6 @@ class Ina3221:
         inputs = [name for name in rails if name in INPUTS]
         self._sum = not inputs
         self._rails = {name: rails[name] for name in inputs or rails}
-        for name in rails.keys() - self._rails.keys():
-            rails[name].close()
 
     @property
     def present(self) -> bool:
@@ -40,29 +38,21 @@ class Ina3221:
         names = " + ".join(sorted(self._rails))
         return {"power_rails": f"sum of {names}" if self._sum else names} if names else {}
 
-    def close(self) -> None:
-        for rail in self._rails.values():
-            rail.close()
-
 
 class _Rail:
     """Two files whose product is the power, in 1e-6 W (mV and mA); or one, in mW."""
 
     def __init__(self, *files: Path) -> None:
-        self._gauges = [Gauge(file) for file in files]
+        self._files = files
 
     def watts(self) -> float | None:
-        product = 1.0 if len(self._gauges) == 2 else 1e3
-        for gauge in self._gauges:
-            value = gauge.read()
+        product = 1.0 if len(self._files) == 2 else 1e3
+        for file in self._files:
+            value = number_of(file)
             if value is None:
                 return None
             product *= value
         return max(0.0, product / 1e6)  # a rail without load may read a little below 0
-
-    def close(self) -> None:
-        for gauge in self._gauges:
-            gauge.close()
 
 
 def _of_hwmon(root: Path) -> dict[str, _Rail]:

@@ -1,9 +1,7 @@
-"""How sensors are read: files that stay open, and commands."""
+"""How sensors are read: files and commands."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,24 +40,6 @@ def whole(text: str | None) -> int | None:
         return None
 
 
-class Gauge:
-    """A file with one whole number, opened once: sysfs makes its content anew for every read at offset 0."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: int | None = None
-        with contextlib.suppress(OSError):
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> int | None:
-        """None where there is no such file, or the sensor has no value now."""
-        if self._file is None:
-            return None
-        try:
-            return int(os.pread(self._file, 64, 0))
-        except (OSError, ValueError):
-            return None
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+def number_of(path: Path) -> int | None:
+    """The whole number in a file; None where there is no such file, or the sensor has no value now."""
+    return whole(text_of(path))

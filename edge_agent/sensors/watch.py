@@ -23,11 +23,7 @@ KEPT = 120
 @functools.cache
 def board_facts(accelerator: torch.device) -> dict[str, str]:
     """Facts of the board that this process runs on, and trains on; asked once, since some of them need a command."""
-    board = Board()
-    try:
-        return board.facts() | machine.torch_facts() | torch_note() | accelerator_facts(accelerator)
-    finally:
-        board.close()
+    return Board().facts() | machine.torch_facts() | torch_note() | accelerator_facts(accelerator)
 
 
 class BoardWatch:
@@ -56,8 +52,7 @@ class BoardWatch:
             if sendable(reading):
                 self._readings.append(reading)
             if self._stop.wait(self._every_s):
-                break
-        self._board.close()
+                return
 
 
 def sendable(reading: BoardReading) -> bool:

@@ -44,22 +44,20 @@ class Samples(msgspec.Struct, frozen=True):
     writers: Indices | None = None
 
 
-def iid(labels: Labels, devices: int, seed: int, min_samples: int = LEAST) -> list[Indices]:
+def iid(labels: Labels, devices: int, seed: int) -> list[Indices]:
     """Equal shares at random; sizes differ by one at most. Every sample goes to exactly one device.
 
     Raises:
         UsageError: there are too few samples.
     """
-    _check(len(labels), devices, min_samples)
+    _check(len(labels), devices)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, devices)]
 
 
-def dirichlet(
-    labels: Labels, devices: int, alpha: float, seed: int, min_samples: int = LEAST, *, cap: bool = False
-) -> list[Indices]:
+def dirichlet(labels: Labels, devices: int, alpha: float, seed: int, *, cap: bool = False) -> list[Indices]:
     """Label skew: each class is shared out in proportions drawn from Dirichlet(alpha), all drawn anew until every
-    device has `min_samples` **[ours]**. Smaller alpha, stronger skew. Every sample goes to exactly one device.
+    device has `LEAST` **[ours]**. Smaller alpha, stronger skew. Every sample goes to exactly one device.
 
     Args:
         cap: a device that has its equal share of all samples already gets nothing of the classes that follow, as in
@@ -69,14 +67,14 @@ def dirichlet(
         UsageError: there are too few samples, or no draw leaves every device enough.
     """
     y = np.asarray(labels)
-    _check(len(y), devices, min_samples)
+    _check(len(y), devices)
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):
         shares = _draw(y, devices, alpha, rng, cap)
-        if min(len(share) for share in shares) >= min_samples:
+        if min(len(share) for share in shares) >= LEAST:
             return shares
     raise UsageError(
-        f"Dirichlet({alpha:g}) left a device of {devices} with fewer than {min_samples} samples in {TRIES} draws",
+        f"Dirichlet({alpha:g}) left a device of {devices} with fewer than {LEAST} samples in {TRIES} draws",
         hint="use a larger alpha, more samples or fewer devices",
     )
 
@@ -93,7 +91,7 @@ def by_classes(labels: Labels, devices: int, classes: int, seed: int) -> list[In
         UsageError: more classes than there are, fewer places than classes, or too few samples for so many pieces.
     """
     y = np.asarray(labels)
-    _check(len(y), devices, LEAST)
+    _check(len(y), devices)
     names, sizes = np.unique(y, return_counts=True)
     pieces = _pieces(sizes, devices, classes)
     rng = np.random.default_rng(seed)
@@ -118,7 +116,7 @@ def by_layers(labels: Labels, sizes: Sequence[int], shares: Sequence[float], see
     Returns:
         Rows by layer and device. Every sample goes to exactly one device.
     """
-    _check(len(labels), sum(sizes), LEAST)
+    _check(len(labels), sum(sizes))
     order = np.random.default_rng(seed).permutation(len(labels))
     cuts = np.cumsum(np.asarray(shares) / sum(shares) * len(labels)).round().astype(np.int64)[:-1]
     layers = [np.array_split(part, size) for part, size in zip(np.split(order, cuts), sizes, strict=True)]
@@ -144,7 +142,7 @@ def by_writer(writers: Labels, devices: int, seed: int) -> list[Indices]:
         raise UsageError(
             f"{len(names)} writers for {devices} devices", hint="use more writers and samples, or fewer devices"
         )
-    _check(len(who), devices, LEAST)
+    _check(len(who), devices)
     dealt = np.array_split(np.random.default_rng(seed).permutation(names), devices)
     shares: list[Indices] = [np.flatnonzero(np.isin(who, some)) for some in dealt]
     if (least := min(map(len, shares))) < LEAST:
@@ -300,10 +298,10 @@ def _holders(pieces: Indices, devices: int, classes: int, rng: np.random.Generat
     return holders
 
 
-def _check(samples: int, devices: int, min_samples: int) -> None:
+def _check(samples: int, devices: int) -> None:
     if devices < 1:
         raise UsageError("a partition over no devices", hint="name at least one device in the fleet file")
-    if samples < devices * min_samples:
+    if samples < devices * LEAST:
         raise UsageError(
-            f"{samples} training samples for {devices} devices", hint=f"each device needs {min_samples} at least"
+            f"{samples} training samples for {devices} devices", hint=f"each device needs {LEAST} at least"
         )

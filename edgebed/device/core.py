@@ -20,6 +20,7 @@ from edgebed.device.phases import PhaseLog
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
@@ -145,7 +146,7 @@ def run_task(
     yield Computed(_drawn(batches), upload=False)
     phases.enter("encode")
     update = encode_tensors(trained.weights, LOSSLESS)
-    yield Encoded(raw_bytes(trained.weights), LOSSLESS, update=True)
+    yield Encoded(size_bytes(trained.weights), LOSSLESS, update=True)
     return Result(update, batches.samples, trained.batches, trained.loss, trained.notes)
 
 
@@ -158,7 +159,7 @@ def _exchange(
     """
     phases.enter("encode")
     body = encode_tensors(out.tensors, assignment.codec)
-    yield Encoded(raw_bytes(out.tensors), assignment.codec)
+    yield Encoded(size_bytes(out.tensors), assignment.codec)
     yield SendUpload(header, body, out.wait)
     del body
     if not out.wait:
@@ -187,8 +188,3 @@ def _drawn(batches: Batches) -> tuple[int, ...]:
     drawn = tuple(batches.drawn)
     batches.drawn.clear()
     return drawn
-
-
-def raw_bytes(tensors: Weights) -> int:
-    """Bytes of the tensors before any codec."""
-    return sum(value.numel() * value.element_size() for value in tensors.values())

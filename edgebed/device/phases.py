@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from edgebed.wire.messages import Phase
+from edgebed.wire.piece_times import Phase
 
 OWN_WORK = ("decode", "compute", "encode")
 """Phases in which the device itself computes. In the others it waits."""

@@ -7,7 +7,6 @@ file with `@device_half("name")`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
 from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.order import assignment_seed
 from edgebed.wire.settings import Augment, Codec, Optimizer
 
 # ---- what a plan is made from ----
@@ -232,6 +232,9 @@ class Method(Plugin):
     needs_costs = False
     """Whether the cuts must be profiled before the first plan."""
 
+    remembers: ClassVar[str] = ""
+    """Name of the attribute whose struct is all that the method remembers as plain data."""
+
     variants: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Sets of options, beside the default ones, that the contract suite plays as well: one for each way of working that
     an option chooses. They must do on a fleet of one device and of three. Not inherited, for neither are `Options`."""
@@ -331,7 +334,8 @@ class Method(Plugin):
 
     def state(self) -> dict[str, Any]:
         """What the method remembers, as plain data; saved with every checkpoint."""
-        return {}
+        state: dict[str, Any] = msgspec.to_builtins(getattr(self, self.remembers, {}), str_keys=True)
+        return state
 
     def tensors(self) -> Weights:
         """What the method remembers as tensors (moments of a server optimizer, models of tiers), by any names."""
@@ -339,6 +343,9 @@ class Method(Plugin):
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
         """Take back what `state` and `tensors` gave."""
+        if self.remembers:
+            kind = type(getattr(self, self.remembers))
+            setattr(self, self.remembers, msgspec.convert(state, kind, strict=False))
 
 
 def trained_names(model: StagedModel, assignment: Assignment) -> list[str]:
@@ -385,12 +392,6 @@ def assign(
         augment=schedule.augment,
         hold=hold,
     )
-
-
-def assignment_seed(run_seed: int, device: str, round: int) -> int:
-    """A seed for the batch order of one device in one round, the same on every machine."""
-    digest = hashlib.sha256(f"{run_seed}/{device}/{round}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
 
 
 METHODS: Registry[Method] = Registry(_package, Method, "method")

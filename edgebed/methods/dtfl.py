@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import torch
@@ -45,6 +45,7 @@ Tier = Annotated[int, msgspec.Meta(ge=1)]
 
 class Dtfl(Method):
     name = "dtfl"
+    remembers = "history"
     needs_costs = True
     variants = ({"overlap": False}, {"tier": 2})
 
@@ -120,13 +121,6 @@ class Dtfl(Method):
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
         """Line 5: what was measured."""
         self.history.observe(outcomes, self.context.costs, self.options.ema)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.history, str_keys=True)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.history = msgspec.convert(state, History, strict=False)
 
     def _candidates(self) -> dict[int, CutCost]:
         """The cuts the scheduler may choose from; one where the tier is static."""

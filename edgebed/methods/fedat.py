@@ -40,6 +40,7 @@ class FedAT(FedAvg):
     """
 
     name = "fedat"
+    remembers = "memory"
     variants = ({"mu": 0.1, "tiers": 2, "profiling": 2},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,15 +104,11 @@ class FedAT(FedAvg):
         self.memory.updates = [1] * len(tiers)
         self.models = [{name: value.clone() for name, value in self.common.items()} for _ in tiers]
 
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.memory)
-        return state
-
     def tensors(self) -> Weights:
         return {f"{number}/{name}": w for number, model in enumerate(self.models) for name, w in model.items()}
 
     def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.memory = msgspec.convert(state, Memory)
+        super().restore(state, tensors)
         self.models = [{} for _ in self.memory.updates]
         for key, value in tensors.items():
             number, name = key.split("/", 1)

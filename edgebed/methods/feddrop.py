@@ -12,8 +12,8 @@ channels in all batches of a round, as in the paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
 import torch
@@ -21,10 +21,9 @@ from torch import nn
 
 from edgebed.methods.base import DeviceView, Outcome, Plan, Schedule
 from edgebed.methods.parts.aggregation import Aggregate
-from edgebed.methods.parts.capacity import Powers, fit
+from edgebed.methods.parts.capacity import fit
 from edgebed.methods.parts.device_sampling import Draw
 from edgebed.methods.parts.submodels import Share, SubModels
-from edgebed.models.staged import Weights
 from edgebed.models.width import Groups, Keep, random_keep
 from edgebed.wire.messages import Assignment
 
@@ -33,6 +32,7 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
 class FedDrop(SubModels):
     name = "feddrop"
+    remembers = "powers"
     variants = ({"widths": [0.5, 1.0], "levels": [0.3, 1.0], "layers": "all"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,10 +80,3 @@ class FedDrop(SubModels):
 
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
         self.powers.observe(outcomes, lambda outcome: self._places[outcome.device], self.traffic)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.powers, str_keys=True)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.powers = msgspec.convert(state, Powers, strict=False)

@@ -15,7 +15,7 @@ keep it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -71,6 +71,7 @@ def partial_half(model: StagedModel, assignment: Assignment, batches: Iterable[B
 
 class FedPmt(Method):
     name = "fedpmt"
+    remembers = "powers"
     variants = ({"chooser": "device"}, {"deadline_s": 2.0})
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,13 +183,6 @@ class FedPmt(Method):
         assignment = outcome.assignment
         chosen = "masks" in assignment.options  # by the device; `update_names` has looked at it
         return self.masks.index(int(outcome.report.notes["train_from"]) if chosen else assignment.train_from)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.powers, str_keys=True)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.powers = msgspec.convert(state, Powers, strict=False)
 
 
 def masks_of(model: StagedModel, widths: int | None) -> tuple[int, ...]:

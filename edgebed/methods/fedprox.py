@@ -7,8 +7,8 @@ amounts; the paper leaves the amount of a slow device to the system; here it fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 from torch import Tensor
@@ -19,7 +19,7 @@ from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.parts.aggregation import Aggregate
 from edgebed.methods.parts.device_speed import Speeds, steps_in_time
 from edgebed.methods.parts.local_training import DevicePart, Half, count_batches
-from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
 
 
@@ -45,6 +45,7 @@ def _distance(part: DevicePart, start: Sequence[Tensor]) -> Tensor:
 
 class FedProx(FedAvg):
     name = "fedprox"
+    remembers = "speeds"
     variants = ({"steps": "all"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,10 +81,3 @@ class FedProx(FedAvg):
     def observe(self, round: int, outcomes: Sequence[Outcome]) -> None:
         if self.options.steps == "by_speed":
             self.speeds.observe(outcomes)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.speeds)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.speeds = msgspec.convert(state, Speeds)

@@ -125,6 +125,7 @@ class Memory(msgspec.Struct):
 
 class S2fl(Method):
     name = "s2fl"
+    remembers = "memory"
     variants = (
         {"times": "own", "warm_up": "drawn"},
         {"times": "own", "warm_up": "profile"},
@@ -293,13 +294,6 @@ class S2fl(Method):
             total = sum(work.get(device, 0) for device in group)
             shares.update({device: work[device] / total for device in group if device in work})
         return shares
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.memory, str_keys=True)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.memory = msgspec.convert(state, Memory, strict=False)
 
 
 class Sfl(S2fl):

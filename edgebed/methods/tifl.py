@@ -6,9 +6,9 @@ fast devices do not wait for slow ones; tiers that are behind are drawn more oft
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -17,7 +17,6 @@ from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.parts.aggregation import Aggregate
 from edgebed.methods.parts.device_sampling import draw_share
 from edgebed.methods.parts.device_speed import Speeds, split_tiers
-from edgebed.models.staged import Weights
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -40,6 +39,7 @@ class TiFL(FedAvg):
     """
 
     name = "tifl"
+    remembers = "memory"
     variants = ({"tiers": 2, "credits": 1},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,13 +97,6 @@ class TiFL(FedAvg):
         self.memory.rounds += 1
         self.memory.speeds.observe(outcomes)
         self.memory.loss |= {outcome.device: outcome.report.loss for outcome in outcomes}
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self.memory)
-        return state
-
-    def restore(self, state: Mapping[str, Any], tensors: Weights) -> None:
-        self.memory = msgspec.convert(state, Memory)
 
 
 def shares_by_rank(losses: Sequence[float]) -> list[float]:

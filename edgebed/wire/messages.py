@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from edgebed.errors import WireError, printable
-from edgebed.wire.piece_times import PieceTimes
+from edgebed.wire.piece_times import Phase, PieceTimes
 from edgebed.wire.reading import Readings
 from edgebed.wire.settings import Arrivals, Augment, Codec, Optimizer, Privacy
 from edgebed.wire.texts import MOST_TEXT, Facts, Runs, Samples, Text, check_names, take_over
@@ -174,20 +174,6 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
     def __post_init__(self) -> None:
         check_names(self.task, self.phase, *(text for each in self.phases for text in (each.name, each.task)))
-
-
-class Phase(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A phase: a named interval of a device's time, on the device's monotonic clock. Phases of a device follow one
-    another without gap. `cpu_ns` is the agent's CPU time within it (all threads); `throttled_ns` and `throttled` are
-    for how long and how often its cgroup was stopped in it, 0 where that cannot be seen."""
-
-    name: Text
-    task: Text
-    start_ns: int
-    end_ns: int
-    cpu_ns: int = 0
-    throttled_ns: int = 0
-    throttled: int = 0
 
 
 class PhasesSeen(msgspec.Struct, frozen=True, tag="phases_seen"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -27,3 +28,9 @@ def batch_bounds(samples: int, batch_size: int, max_batches: int = 0) -> list[tu
         count -= 1
     bounds = [(i * batch_size, samples if i == count - 1 else (i + 1) * batch_size) for i in range(count)]
     return bounds[:max_batches] if max_batches else bounds
+
+
+def assignment_seed(run_seed: int, device: str, round: int) -> int:
+    """A seed for the batch order of one device in one round, the same on every machine."""
+    digest = hashlib.sha256(f"{run_seed}/{device}/{round}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")

@@ -16,7 +16,6 @@ import torch
 from edgebed.errors import RunError, UsageError
 from orchestrator.papers.cells import (
     Cell,
-    Damaged,
     Kept,
     differ_at_start,
     differences,
@@ -221,6 +220,3 @@ def file_of(task: Task) -> Path:
     """The file of its cell, below the folder of results."""
     request = task.request
     return place(Path(request.table).stem, request.scale, request.row, request.column, request.seed)
-
-
-__all__ = ["Checked", "Damaged", "Place", "Selection", "check", "measured", "reproduce"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgebed.limits.shell import last_line
 from edgebed.module_process import module_command
 from orchestrator.files.timed_host import computing, is_timed
 from orchestrator.papers.compute import RoundDone, WorkerRequest
@@ -94,7 +95,9 @@ class Workers:
                     code = await process.wait()
                 finally:
                     del self._running[task.name]
-        return "" if code == 0 else f"ended with {code}: {_last_line(log)}"
+        return (
+            "" if code == 0 else f"ended with {code}: {last_line(log) or 'no message; was it killed for its memory?'}"
+        )
 
     # ---- progress ----
 
@@ -186,8 +189,3 @@ def _own(work: Path) -> Iterator[bool]:
             yield False
             return
         yield True
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no message; was it killed for its memory?"

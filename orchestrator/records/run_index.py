@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from edgebed.errors import UsageError
-from edgebed.wire.messages import Phase
+from edgebed.wire.piece_times import Phase
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of

@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from edgebed.wire.messages import Assignment, Phase, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.piece_times import Phase
 from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.host_records import BoardReadings, HostRound
 from orchestrator.records.serving_records import RequestsLost, Served

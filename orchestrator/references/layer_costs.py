@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -69,33 +68,6 @@ def law_at(laws: Sequence[WidthLaw], width: float) -> WidthLaw:
     )
 
 
-class LayerMeter:
-    """Context manager: while it is open, adds up what the layers of this thread's torch code cost, instead of reading
-    a clock. The same code with the same shapes always gives the same seconds."""
-
-    def __init__(self, costs: LayerCosts) -> None:
-        self._costs, self._sum = costs, 0.0
-        self._known: dict[LayerCall, float] = {}
-
-    def seconds(self) -> float:
-        """Of all layers so far."""
-        return self._sum
-
-    def __enter__(self) -> None:
-        self._watching = LayerCalls(self._add)
-        self._watching.__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watching.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-
-    def _add(self, call: LayerCall) -> None:
-        if call not in self._known:
-            self._known[call] = seconds(self._costs, call)
-        self._sum += self._known[call]
-
-
 class LayerCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager: calls `see` for every call of a layer in this thread."""
 
@@ -111,6 +83,25 @@ class LayerCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call is not None:
             self._see(call)
         return out
+
+
+class LayerMeter(LayerCalls):  # type: ignore[no-untyped-call]
+    """Context manager: while it is open, adds up what the layers of this thread's torch code cost, instead of reading
+    a clock. The same code with the same shapes always gives the same seconds."""
+
+    def __init__(self, costs: LayerCosts) -> None:
+        super().__init__(self._add)
+        self._costs, self._sum = costs, 0.0
+        self._known: dict[LayerCall, float] = {}
+
+    def seconds(self) -> float:
+        """Of all layers so far."""
+        return self._sum
+
+    def _add(self, call: LayerCall) -> None:
+        if call not in self._known:
+            self._known[call] = seconds(self._costs, call)
+        self._sum += self._known[call]
 
 
 def call_of(func: Any, args: Sequence[Any], out: Any) -> LayerCall | None:

@@ -44,8 +44,6 @@ def relative_parts(rows: Sequence[tuple[float, ...]], seconds: Sequence[float]) 
 
 
 def relative_law(points: Sequence[tuple[float, float, float]]) -> WidthLaw:
-    """From (calls, units, seconds): seconds per call and per unit. Without points a unit takes a second."""
-    if not points:
-        return WidthLaw(1.0, 0.0, 1.0)
+    """From (calls, units, seconds): seconds per call and per unit."""
     call_s, unit_s = relative_parts([point[:2] for point in points], [point[2] for point in points])
     return WidthLaw(1.0, call_s, unit_s)

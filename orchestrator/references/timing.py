@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol
+from contextlib import nullcontext
 
 REPEATS = 5
 
 
-class Meter(Protocol):
-    """Tells how many CPU seconds this thread has used, between its opening and its end."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def seconds(self) -> float: ...
-
-
-class ThreadMeter:
-    """Reads the thread's clock."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+class ThreadMeter(nullcontext[None]):
+    """Tells how many CPU seconds this thread has used."""
 
     def seconds(self) -> float:
         return time.thread_time()

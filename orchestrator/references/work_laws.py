@@ -15,7 +15,7 @@ from edgebed.models.width import narrow_model
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec
 from orchestrator.references.layer_costs import LayerCosts, LayerMeter
-from orchestrator.references.timing import REPEATS, Meter, ThreadMeter
+from orchestrator.references.timing import REPEATS, ThreadMeter
 from orchestrator.training.threads import one_thread
 
 LEAST = 4
@@ -79,7 +79,7 @@ class WorkLaws:
 
     def __init__(self, model: StagedModel, batch: Batch, *, layers: LayerCosts | None = None) -> None:
         self._model, self._batch = model, batch
-        self._meter: Meter = LayerMeter(layers) if layers else ThreadMeter()
+        self._meter = LayerMeter(layers) if layers else ThreadMeter()
         self._repeats = 1 if layers else REPEATS
         self._device: dict[str, BatchLaw] = {}
         self._server: dict[str, BatchLaw] = {}

@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from edgebed.device.core import raw_bytes
 from edgebed.limits.spec import Limits
 from edgebed.link.peer import Sent
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Contribution, Outcome
+from edgebed.models.costs import size_bytes
 from edgebed.models.staged import Weights
 from edgebed.pacing import Earned
 from edgebed.wire.messages import Task, Update, Upload
@@ -57,7 +57,7 @@ class DeviceWork:
 
     def arrived(self, inbound: ReceivedTransfer, acked_ns: int, tensors: Weights) -> Arrival:
         """A transfer of the device, once decoded."""
-        return Arrival(inbound.first_ns, inbound.last_ns, acked_ns, inbound.bytes, raw_bytes(tensors))
+        return Arrival(inbound.first_ns, inbound.last_ns, acked_ns, inbound.bytes, size_bytes(tensors))
 
     def lateness(self, update: Arrival, earned: Earned | None, limits: Limits | None) -> Lateness | None:
         """Of its events, where it keeps a reference's time and the orchestrator knows its pieces."""

@@ -41,9 +41,9 @@ from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
-from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.lateness import LEAST_S, OUT_OF_STEP
 from orchestrator.rounds.settings import RoundSettings
+from orchestrator.training.server import HalfTrainer
 
 
 class RoundJob(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class RoundDriver:
     def __init__(
         self,
         endpoint: Sender,
-        trainer: Trainer,
+        trainer: HalfTrainer,
         record: Callable[[Record], None],
         give_up: Callable[[str, str], None],
         settings: RoundSettings,

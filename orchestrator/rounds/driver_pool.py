@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edgebed.errors import RunError
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.rounds.driver import RoundDriver, RoundJob, RoundResult
-from orchestrator.rounds.interfaces import Trainer
+from orchestrator.training.server import HalfTrainer
 
 
 class DriverPool:
@@ -19,12 +19,12 @@ class DriverPool:
 
     def __init__(
         self,
-        make_trainer: Callable[[], Trainer],
-        make_driver: Callable[[Trainer, RoundJob], RoundDriver],
+        make_trainer: Callable[[], HalfTrainer],
+        make_driver: Callable[[HalfTrainer, RoundJob], RoundDriver],
         fleet: RunFleet,
     ) -> None:
         self._make_trainer, self._make_driver, self._fleet = make_trainer, make_driver, fleet
-        self._idle: list[Trainer] = []
+        self._idle: list[HalfTrainer] = []
 
     async def run(self, job: RoundJob) -> RoundResult:
         """As `RoundDriver.run`; may be called again, for other devices, while it runs. Raises RunError when a device is

@@ -17,7 +17,7 @@ from orchestrator.rounds.void import VoidRounds, nothing_merged
 class Loop(RoundSteps):
     """All rounds of a run: one after another, or concurrent (`ConcurrentRounds`) where the method has several lanes.
 
-    `run` does all of them. Where other runs have the fleet in between: `start`, then `step` until it is `over`, `end`.
+    `start`, then `step` until it is `over`, `end`; other runs may have the fleet in between.
 
     Attributes:
         progress: what the run has reached.
@@ -25,14 +25,6 @@ class Loop(RoundSteps):
     """
 
     progress: Progress
-
-    async def run(self, weights: Weights, progress: Progress) -> str:
-        """Run from round `progress.round` on; returns why the run ended. Raises RunError after several void rounds, and
-        where no round of the run was merged."""
-        self.start(weights, progress)
-        while not self.over:
-            await self.step()
-        return await self.end()
 
     def start(self, weights: Weights, progress: Progress, in_hand: Weights | None = None) -> None:
         """Begin, or go on, with these weights. `in_hand`: of the rounds in hand, of a simulation that goes on."""

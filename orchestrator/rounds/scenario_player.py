@@ -5,29 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 
 from edgebed.errors import EdgebedError, in_words
 from orchestrator.clock import now_ns
-from orchestrator.fleet.control.run_fleet import Applied
-from orchestrator.fleet.spec.profile import Limits
+from orchestrator.fleet.control.run_fleet import Applied, RunFleet
 from orchestrator.records.types import Fault, OrchestratorPhase, Record, RoundFinished, RoundStarted, ScenarioStep
 from orchestrator.scenario.agenda import Agenda, Condition, DueStep, Scenario, planned_events
 from orchestrator.scenario.spec import LimitChange, ScenarioEvent
 
 CHANGES_RATES = ("limits", "trace", "rate")
-
-
-class Devices(Protocol):
-    """What the player needs of the fleet."""
-
-    dilation: float
-    limits: dict[str, Limits]
-
-    async def put(self, name: str, condition: Condition) -> Applied: ...
-    async def all_back(self) -> None: ...
 
 
 class Clock:
@@ -91,7 +79,7 @@ class ScenarioPlayer:
         scenario: Scenario,
         seed: int,
         profiles: Mapping[str, str],
-        devices: Devices,
+        devices: RunFleet,
         record: Callable[[Record], None],
         *,
         elapsed_s: float = 0.0,

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_ns, now_s
 from orchestrator.experiment import Environment, Training
+from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.types import (
     Evaluated,
     Fault,
@@ -28,33 +29,12 @@ from orchestrator.records.types import (
     RoundStarted,
 )
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.driver_pool import DriverPool
+from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
+from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.world import World
-
-
-class Devices(Protocol):
-    """What the loop needs of the fleet."""
-
-    async def ready(self) -> list[DeviceView]:
-        """Devices present with their limits on; waits for one at least."""
-
-    async def reprofile(self, environment: Environment, seed: int, round: int) -> None:
-        """Give the devices their profiles of this round."""
-
-
-class Script(Protocol):
-    """What happens to the devices: a `ScenarioPlayer`."""
-
-    async def before_round(self, number: int) -> None:
-        """Do what happens before this round is planned."""
-
-
-class Rounds(Protocol):
-    """Carries out rounds, several at once where the method has lanes: a `DriverPool`."""
-
-    async def run(self, job: RoundJob) -> RoundResult: ...
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -86,8 +66,8 @@ class RoundSteps:
         self,
         *,
         method: Method,
-        pool: Rounds,
-        devices: Devices,
+        pool: DriverPool,
+        devices: RunFleet,
         training: Training,
         environment: Environment | None,
         evaluator: Evaluator,
@@ -98,7 +78,7 @@ class RoundSteps:
         merged: Callable[[Weights, Progress], None] = lambda weights, progress: None,
         validation: tuple[Tensor, Tensor] | None = None,
         replay: Replay | None = None,
-        script: Script | None = None,
+        script: ScenarioPlayer | None = None,
         world: World | None = None,
     ) -> None:
         self.method, self._pool, self._devices = method, pool, devices

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import EdgebedError, FileError, FleetError
+from edgebed.limits.shell import last_line
 from edgebed.module_process import module_command
 from edgebed.wire.reading import BoardReading
 from orchestrator.boards.members import with_facts
@@ -94,10 +95,7 @@ class FleetFolder:
 
     def progress(self) -> str:
         """The last line of the log."""
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text("utf-8", "replace").splitlines()
-            return lines[-1] if lines else ""
-        return ""
+        return last_line(self.log)
 
     def failure(self) -> str:
         """Message and hint of the error that ended a daemon, on two lines; else the last line of its log."""

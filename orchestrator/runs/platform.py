@@ -15,14 +15,14 @@ from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.records.types import HostIndex, Record
-from orchestrator.rounds.interfaces import Evaluator
+from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.settings import no_costs
 from orchestrator.rounds.world import World
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import Series
+from orchestrator.runs.request import ExperimentRequest
 from orchestrator.training.costs import profile_cuts
 from orchestrator.training.server import HalfTrainer
 from orchestrator.training.slot import HeldTo
@@ -35,31 +35,34 @@ class RunRequest(msgspec.Struct, frozen=True):
     """One method of an experiment.
 
     Attributes:
-        path: of the experiment file; paths in it are relative to its folder.
-        runs: the folder in which the run's folder is made.
-        options: of the method, as the experiment lists them.
+        whole: the experiment, with the id of its series.
+        place: of the method in the experiment's list.
         model: has the weights that a new run starts from.
-        series: the experiment that the run belongs to; None: it is not written down.
         interleaved: its rounds alternate with those of other methods.
-        begun: the folder of a run to go on with; None: a new run begins.
-        plan: the folder of a run whose recorded assignments the devices get, instead of what the method would plan.
-        each_piece: as in `request.Request`.
+        plan, each_piece: as in `request.Request`.
         simulation: the file of that name, for the folder of a simulation.
     """
 
-    experiment: Experiment
-    path: Path
-    runs: Path
+    whole: ExperimentRequest
+    place: int
     method: Method
-    options: dict[str, Any]
     prepared: Prepared
     model: StagedModel
-    series: Series | None = None
-    interleaved: bool = False
-    begun: Path | None = None
+    interleaved: bool
     plan: Path | None = None
     each_piece: bool = False
     simulation: bytes = b""
+
+    @property
+    def begun(self) -> Path | None:
+        """The folder of a run to go on with; None: a new run begins."""
+        return self.whole.begun.get(self.place)
+
+    @property
+    def series(self) -> Series:
+        """The experiment that the run belongs to."""
+        experiment = self.whole.experiment
+        return Series(self.whole.series, experiment.first_place + self.place, experiment.methods, experiment.all_seeds)
 
 
 def no_cut_costs(model: StagedModel) -> dict[int, CutCost]:

@@ -27,7 +27,6 @@ from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
-from orchestrator.rounds.interfaces import Trainer
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
@@ -51,7 +50,7 @@ class MethodRun:
 
     def __init__(self, request: RunRequest, platform: Platform, watch: Watch) -> None:
         self._request, self._platform, self._watch = request, platform, watch
-        self._experiment, self._method, self._fleet = request.experiment, request.method, platform.fleet
+        self._experiment, self._method, self._fleet = request.whole.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._saved = None if request.begun is None else self.folder.restore(watch.notify)
         self._profiled: dict[int, CutCost] = {}  # of a simulation that goes on
@@ -89,7 +88,7 @@ class MethodRun:
     def _new_folder(self) -> RunFolder:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         begin = f"{self._experiment.name}-{self._method.name}{self._platform.mark}"
-        folder = RunFolder(self._request.runs / f"{begin}-{stamp}-{uuid.uuid4().hex[:4]}")
+        folder = RunFolder(self._request.whole.runs / f"{begin}-{stamp}-{uuid.uuid4().hex[:4]}")
         folder.make(self._resolved(), self._request.series, self._request.simulation)
         if self._request.plan is not None:
             copy_plan(self._request.plan / "records.jsonl", folder.plan)
@@ -103,7 +102,8 @@ class MethodRun:
         return folder
 
     def _resolved(self) -> bytes:
-        return resolved(self._experiment, self._request.path, self._request.options, self._fleet.dilation)
+        options = self._experiment.methods[self._request.place]
+        return resolved(self._experiment, self._request.whole.path, options, self._fleet.dilation)
 
     # ---- the run, step by step; a step that fails or is cancelled ends the run before it raises ----
 
@@ -211,7 +211,7 @@ class MethodRun:
                 calibrated=self._platform.calibrated,
                 resumed_from=progress.round,
                 target_accuracy=training.target_accuracy,
-                series=self._request.series.id if self._request.series is not None else "",
+                series=self._request.whole.series,
                 interleaved=self._request.interleaved,
                 host=dict(self._platform.host),
                 devices=fleet.infos(),
@@ -266,7 +266,7 @@ class MethodRun:
         if self._experiment.scenario is None:
             return None
         player = ScenarioPlayer(
-            load_scenario(self._experiment.scenario, self._request.path),
+            load_scenario(self._experiment.scenario, self._request.whole.path),
             self._experiment.training.seed,
             {device.name: device.profile.name for device in self._fleet.spec.devices},
             self._fleet,
@@ -313,7 +313,7 @@ class MethodRun:
         self._to_close.push_async_callback(trainer.close)
         return trainer
 
-    def _make_driver(self, trainer: Trainer, job: RoundJob) -> RoundDriver:
+    def _make_driver(self, trainer: HalfTrainer, job: RoundJob) -> RoundDriver:
         return RoundDriver(self._fleet.endpoint, trainer, self._record, self._fleet.lost, self._settings, job)
 
     async def _set_up(self) -> None:

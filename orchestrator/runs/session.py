@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import platform
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
-from edgebed.limits.shell import which
-from edgebed.methods.base import METHODS, Method
-from edgebed.pacing import LATE_S
+from edgebed.methods.base import METHODS
 from edgebed.wire.messages import Assignment
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
@@ -33,12 +28,7 @@ from orchestrator.files.output import try_folder
 from orchestrator.files.timed_host import timed
 from orchestrator.fleet.base import Backend
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.host.cores import kernel_hz
 from orchestrator.fleet.host.cpus import Admitted, admit
-from orchestrator.fleet.host.load import HostLoad
-from orchestrator.fleet.host.server_quota import ServerQuota
-from orchestrator.fleet.host.speed import watch_speed
-from orchestrator.fleet.leftovers import loop_group
 from orchestrator.fleet.mixed import many_hosts
 from orchestrator.fleet.named import Opening, backend_class
 from orchestrator.fleet.ownership import OwnedFolder
@@ -49,10 +39,10 @@ from orchestrator.rounds.replay import read_replay
 from orchestrator.runs import speed as device_speed
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet
-from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.platform import Platform, RunRequest
+from orchestrator.runs.real_platform import real_platform
 from orchestrator.runs.request import Notify, by_seed
 from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
@@ -60,7 +50,6 @@ from orchestrator.runs.request import quiet as quiet
 from orchestrator.runs.run import MethodRun, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
-from orchestrator.training.slot import HeldTo
 
 JOIN_TIMEOUT_S = 180.0
 
@@ -139,7 +128,6 @@ def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
     yield f"speed: {spec.wanted_speed}. {HELD if spec.speed.reference else OF_HOST}"
-    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
     yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
 
 
@@ -273,29 +261,33 @@ async def run_methods(
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())
         await trainer.ready()
-        kept = device_speed.kept_speed(controller.spec, controller.cpus)
-        held = await _limit_server(stack, controller, trainer, kept.server)
-        speed = await stack.enter_async_context(watch_speed(loop_group(controller.fleet_id)))
-        hosts = many_hosts(controller.backend)
-        nodes = tuple if hosts is None else hosts.nodes
-        load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
-        return await _run_methods(
-            request, controller, prepared, _platform(controller, calibration, load, trainer, held, kept), watch
-        )
+        carrier = await real_platform(stack, controller, calibration.passed, trainer)
+        return await _run_methods(request, controller, prepared, carrier, watch)
 
 
 async def _run_methods(
     request: Request, controller: FleetController, prepared: Prepared, carrier: Platform, watch: Watch
 ) -> list[Path]:
     experiment = request.experiment
-    series = request.series or uuid.uuid4().hex[:12]
+    request = msgspec.structs.replace(request, series=request.series or uuid.uuid4().hex[:12])
     methods = [METHODS.create(options, f"{request.path}: methods[{i}]") for i, options in enumerate(experiment.methods)]
     controller.labels = prepared.label_counts
     folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
         runs = {
             number: MethodRun(
-                _run_request(request, methods[place], prepared, series, place, len(group) > 1), carrier, watch
+                RunRequest(
+                    request,
+                    place,
+                    methods[place],
+                    prepared,
+                    start_model(experiment, prepared, request.path, methods[place]),
+                    interleaved=len(group) > 1,
+                    plan=request.plan,
+                    each_piece=request.each_piece,
+                ),
+                carrier,
+                watch,
             )
             for number, place in enumerate(group)
             if place not in request.finished
@@ -307,92 +299,6 @@ async def _run_methods(
             for run in runs.values():
                 refresh(run.folder.path)
     return [folders[place] for place in range(len(methods))]
-
-
-def _run_request(
-    request: Request, method: Method, prepared: Prepared, series: str, place: int, interleaved: bool
-) -> RunRequest:
-    experiment = request.experiment
-    return RunRequest(
-        experiment=experiment,
-        path=request.path,
-        runs=request.runs,
-        method=method,
-        options=experiment.methods[place],
-        prepared=prepared,
-        model=start_model(experiment, prepared, request.path, method),
-        series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
-        interleaved=interleaved,
-        begun=request.begun.get(place),
-        plan=request.plan,
-        each_piece=request.each_piece,
-    )
-
-
-async def _limit_server(
-    stack: contextlib.AsyncExitStack, controller: FleetController, trainer: TrainerProcess, held_to: HeldTo | None
-) -> float | None:
-    """Give the trainer's process the CPUs of the experiment's server, divided by the dilation. `stack` ends the process
-    and removes its cgroup.
-
-    Returns the quota as the kernel holds it; None if the server has no CPUs of its own, or is held without one."""
-    spec = controller.spec
-    if spec.server_cpus is None:
-        return None
-    factor, quota, held = controller.dilation, None, None
-    if held_to is None or os.geteuid() == 0:
-        cpus = spec.server_cpus * spec.speed.ceiling("") / factor
-        quota = ServerQuota(
-            controller.fleet_id, len(controller.names), cpus, controller.grain, controller.tick_us, factor
-        )
-        stack.callback(quota.close)
-        stack.push_async_callback(trainer.close)
-        held = await asyncio.to_thread(quota.open, trainer.pid)
-    period_s = LATE_S if quota is None else quota.period_s
-    settings = controller.grain == "pacing", period_s
-    await trainer.limit(quota, spec.slot_cpus / factor, *settings, slots=spec.server_slots, held_to=held_to)
-    return held
-
-
-def _platform(
-    controller: FleetController,
-    calibration: Calibration,
-    load: HostLoad,
-    trainer: TrainerProcess,
-    held_server_cpus: float | None,
-    kept: device_speed.KeptSpeed,
-) -> Platform:
-    return Platform(
-        fleet=controller,
-        make_trainer=trainer.trainer,
-        evaluator=trainer,
-        profile=trainer.profile,
-        prepare=trainer.keep_context,
-        guard=trainer.guard,
-        server_slots=trainer.slots,
-        held_server_cpus=held_server_cpus,
-        calibrated=calibration.passed,
-        host=host_facts(trainer.hardware),
-        recording=load.recording,
-        costs=kept.costs,
-        held_server=kept.server,
-        speed=kept.name,
-        host_index=functools.partial(device_speed.measured_index, controller.spec.speed.reference),
-    )
-
-
-def host_facts(accelerator: str = "cpu") -> dict[str, str]:
-    """This host, as the first record of a run describes it."""
-    return {
-        "cores": str(os.cpu_count()),
-        "kernel": platform.release(),
-        "hz": str(kernel_hz() or ""),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "accelerator": accelerator,
-        "mosquitto": which("mosquitto") or "",
-    }
 
 
 async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.shard import normalise, single_rows, write_idle_shard, write_shard
 from edgebed.errors import UsageError
-from edgebed.methods.base import METHODS, Context, Stream, assignment_seed
+from edgebed.methods.base import METHODS, Context, Stream
 from edgebed.methods.parts.exits import (
     Deployable,
     Deployment,
@@ -32,6 +32,7 @@ from edgebed.methods.parts.serving import LOT, OBJECTIVE
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task
+from edgebed.wire.order import assignment_seed
 from edgebed.wire.settings import Arrivals, Codec
 from orchestrator.experiment import Experiment
 from orchestrator.files.yaml_file import convert, load_yaml

@@ -35,6 +35,7 @@ from orchestrator.records.types import (
 from orchestrator.report import write_results
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder
+from orchestrator.runs.real_platform import host_facts
 from orchestrator.runs.request import Notify
 from orchestrator.serving import deploy
 from orchestrator.serving.router import Router
@@ -185,7 +186,7 @@ def _run_started(run: str, trained: deploy.TrainedRun, controller: FleetControll
         calibrated=calibrated,
         resumed_from=0,
         target_accuracy=1.0,
-        host=session.host_facts(),
+        host=host_facts(),
         devices=controller.infos(),
     )
 

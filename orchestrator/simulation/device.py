@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,7 +18,9 @@ from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import real_work
 from edgebed.methods.parts.local_training import Half
-from edgebed.wire.messages import Assignment, Failure, Header, Phase, Reply, Task, Update, Upload
+from edgebed.wire.messages import Assignment, Failure, Header, Reply, Task, Update, Upload
+from edgebed.wire.piece_times import Phase
+from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.cpu import Cpu
@@ -26,14 +28,6 @@ from orchestrator.simulation.link import Arrival, LinkCost, Pipe, wire_bytes
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 
 T = TypeVar("T")
-
-
-class Receiver(Protocol):
-    """Takes a device's transfers: the fleet, which hands them to the round driver."""
-
-    def admit(self, peer: str, header: Header, size: int) -> None: ...
-    async def deliver(self, inbound: ReceivedTransfer) -> None: ...
-    def progress(self, device: str) -> None: ...
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -72,7 +66,7 @@ class SimulatedDevice:
         shard: Shard,
         costs: CostModel,
         begin: Callable[[Assignment, Body, Batches], Half],
-        receiver: Receiver,
+        receiver: RunFleet,
         report: Callable[[tuple[Phase, ...]], None],
         now_ns: Callable[[], int],
         tell_s: float,

@@ -14,7 +14,8 @@ from edgebed.datasets.shard import Shard
 from edgebed.errors import TransferError
 from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
-from edgebed.wire.messages import Cancel, Control, Header, Phase, Task
+from edgebed.wire.messages import Cancel, Control, Header, Task
+from edgebed.wire.piece_times import Phase
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Grain
 from orchestrator.fleet.control.interfaces import Driver

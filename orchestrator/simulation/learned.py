@@ -15,7 +15,7 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.simulation.server import SimulatedTrainer
 
 

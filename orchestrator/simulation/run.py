@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ from edgebed.wire.messages import Assignment, Cost
 from orchestrator.files.output import try_folder
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
-from orchestrator.runs.folder import Series
 from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
 from orchestrator.runs.request import Request, Watch, by_seed
@@ -80,16 +78,14 @@ def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:
         shards = {name: read_shard(path, accelerator) for name, path in prepared.shards.items()}
     check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
     context = SimulationContext(request, spec, prepared, shards, watch)
-    series, folders = request.series or uuid.uuid4().hex[:12], dict(request.finished)
+    folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
         left = {place: methods[place] for place in group if place not in request.finished}
-        folders |= _simulate_group(context, left, group, series)
+        folders |= _simulate_group(context, left, group)
     return [folders[place] for place in range(len(methods))]
 
 
-def _simulate_group(
-    context: SimulationContext, methods: Mapping[int, Method], group: Sequence[int], series: str
-) -> dict[int, Path]:
+def _simulate_group(context: SimulationContext, methods: Mapping[int, Method], group: Sequence[int]) -> dict[int, Path]:
     """Simulate one method, or several whose rounds alternate; returns the runs' folders. Keys are places in the
     experiment.
 
@@ -103,11 +99,11 @@ def _simulate_group(
     with contextlib.ExitStack() as stack:
         runners = {place: stack.enter_context(virtual_runner()) for place in methods}
         made = {
-            place: runner.run(_make_run(context, place, methods[place], series, len(group) > 1))
+            place: runner.run(_make_run(context, place, methods[place], len(group) > 1))
             for place, runner in runners.items()
         }
         runs = {group.index(place): (runners[place], run) for place, (run, _) in made.items()}
-        _play(runs, len(group), context.experiment.training.seed, f"s{series[:8]}")
+        _play(runs, len(group), context.experiment.training.seed, f"s{context.request.series[:8]}")
     for _, halves in made.values():
         context.watch.notify(f"halves: {halves.together} trained together, {halves.alone} alone")
     return {place: run.folder.path for place, (run, _) in made.items()}
@@ -129,28 +125,24 @@ def _play(runs: Mapping[int, tuple[asyncio.Runner, MethodRun]], count: int, seed
 
 
 async def _make_run(
-    context: SimulationContext, place: int, method: Method, series: str, interleaved: bool
+    context: SimulationContext, place: int, method: Method, interleaved: bool
 ) -> tuple[MethodRun, HalfPool]:
     """One method on a simulated fleet of its own, on the running loop's clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    request, experiment, model = context.request, context.experiment, context.build(method)
+    request, model = context.request, context.build(method)
     costs = context.costs_of(method)
     halves = _halves(context, model, method)
     fleet = _fleet(context, costs, halves)
     if interleaved:  # as one after the other: the first method's tasks build the models, whatever the order
         context.built = set(context.shards)
     wanted = RunRequest(
-        experiment=experiment,
-        path=request.path,
-        runs=request.runs,
-        method=method,
-        options=experiment.methods[place],
-        prepared=context.prepared,
-        model=model,
-        series=Series(series, experiment.first_place + place, experiment.methods, experiment.all_seeds),
+        request,
+        place,
+        method,
+        context.prepared,
+        model,
         interleaved=interleaved,
-        begun=request.begun.get(place),
         simulation=msgspec.json.encode(context.file),
     )
     world = SimulatedWorld(loop, fleet, costs.laws, request.checkpoint_s)

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from statistics import mean
 
 import msgspec
-import torch
 
 from edgebed.errors import UsageError
-from edgebed.methods.base import Batch, CutCost, trained_names, trains_head
+from edgebed.methods.base import CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
@@ -29,6 +28,7 @@ from orchestrator.simulation.costs import BatchCost
 from orchestrator.simulation.counts import Flops, Operations
 from orchestrator.simulation.link import wire_bytes
 from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts, PaperCosts, TimedCosts, cut_cost
+from orchestrator.training.costs import noise
 
 MEASURED_BATCH = 20
 """Largest batch with which a larger network is measured; the time of its full batch follows from the fitted law."""
@@ -225,7 +225,7 @@ def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> C
         case "timed" | None:
             key = msgspec.json.encode(wanted, order="sorted")
             if key not in _measured:
-                _measured[key] = WorkLaws(large, _noise(large, min(wanted.batch_size, MEASURED_BATCH)))
+                _measured[key] = WorkLaws(large, noise(large, min(wanted.batch_size, MEASURED_BATCH)))
             return TimedCosts(_measured[key], simulation.server_flops / simulation.device_flops)
         case other:
             raise UsageError(f"simulation.as_if with cost {other!r}", hint="choose timed, flops or operations")
@@ -233,9 +233,3 @@ def _counted(simulation: Simulation, wanted: Surrogate, large: StagedModel) -> C
 
 _measured: dict[bytes, WorkLaws] = {}
 """Results of measurements: measuring a large network takes a minute, so each is measured once per process."""
-
-
-def _noise(model: StagedModel, batch_size: int) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch_size, *model.input_shape, generator=generator)
-    return x, torch.randint(model.classes, (batch_size,), generator=generator)

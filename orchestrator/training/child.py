@@ -183,7 +183,7 @@ class Server:
         self._paced = order.paced_cpus > 0
 
     def _settle_thread(self, order: o.Settle) -> None:
-        settle_worker(1)
+        settle_worker()
         self._own.slot = Slot(order)
 
     def _take_order(self) -> bool:

@@ -44,7 +44,7 @@ def profile_cuts(
         batch: x and y to profile with, because compressed sizes depend on the data. Default: noise of the model's
             input shape.
     """
-    x, y = batch if batch is not None else _noise(model, batch_size)
+    x, y = batch if batch is not None else noise(model, batch_size)
     with one_thread():
         trials = [_Trial(model, cut, (x, y), optimizer, accelerator) for cut in cuts]
         end = time.monotonic() + budget_s
@@ -106,7 +106,8 @@ def _settled(seconds: Sequence[float]) -> float:
     return median(seconds[1:] or seconds)
 
 
-def _noise(model: StagedModel, batch_size: int) -> Batch:
+def noise(model: StagedModel, batch_size: int) -> Batch:
+    """Samples and labels by chance, always the same."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch_size, *model.input_shape, generator=generator)
     return x, torch.randint(model.classes, (batch_size,), generator=generator)

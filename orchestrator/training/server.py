@@ -152,16 +152,13 @@ class ServerTrainer(HalfTrainer):
     Args:
         accelerator: where the halves train. On cuda, cuDNN uses its deterministic algorithms in this process.
         slots: number of halves that train at the same time.
-        threads: torch threads per worker; with more than one, results may differ between hosts.
     """
 
-    def __init__(self, accelerator: torch.device, slots: int, threads: int = 1) -> None:
+    def __init__(self, accelerator: torch.device, slots: int) -> None:
         super().__init__()
         self.accelerator, self.slots = accelerator, slots
         settle(accelerator)
-        self._pool = ThreadPoolExecutor(
-            slots, thread_name_prefix="server-half", initializer=settle_worker, initargs=(threads,)
-        )
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="server-half", initializer=settle_worker)
 
     async def make_halves(
         self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
@@ -189,10 +186,10 @@ def timed_step(half: ServerHalf, uploads: Mapping[str, Weights], accelerator: to
     return replies, start_ns, time.monotonic_ns()
 
 
-def settle_worker(threads: int) -> None:
-    """Set up a worker, once. It gets a low priority: on a host that the fleet uses fully, the server must become slower
-    when CPU time is short, and not the devices, whose quotas are measured."""
-    torch.set_num_threads(threads)
+def settle_worker() -> None:
+    """Set up a worker, once: one torch thread, and a low priority. On a host that the fleet uses fully, the server must
+    become slower when CPU time is short, and not the devices, whose quotas are measured."""
+    torch.set_num_threads(1)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

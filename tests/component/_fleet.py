@@ -38,13 +38,14 @@ from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, Profi
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.settings import QUEUED_UPLOADS, no_costs, round_settings
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
+from tests.all_rounds import run_all
 from tests.hostile.agent import Hostile
 from tests.memory_link import MemoryHub, MemoryLink
 
@@ -267,7 +268,7 @@ class Fleet:
         )
         try:
             async with asyncio.timeout(120):
-                await loop.run(saved.weights, saved.progress)
+                await run_all(loop, saved.weights, saved.progress)
             await self.controller.membership.flush()
         finally:
             self.controller.attach(None)

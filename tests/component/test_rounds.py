@@ -28,7 +28,6 @@ from edgebed.methods.base import (
     Schedule,
     ServerHalf,
     assign,
-    assignment_seed,
 )
 from edgebed.methods.dtfl import Dtfl
 from edgebed.methods.parts.aggregation import merge_by_name
@@ -36,6 +35,7 @@ from edgebed.methods.parts.local_training import Half, UpperHalf, output_half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Pong, Report, Update, Upload, encode
+from edgebed.wire.order import assignment_seed
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement

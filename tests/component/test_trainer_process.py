@@ -25,7 +25,7 @@ from edgebed.methods.base import METHODS, Method
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training import process as process_module

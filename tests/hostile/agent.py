@@ -40,7 +40,6 @@ from edgebed.wire.messages import (
     Control,
     Failure,
     Header,
-    Phase,
     Ping,
     Pong,
     ProbeResult,
@@ -53,6 +52,7 @@ from edgebed.wire.messages import (
     Upload,
     encode,
 )
+from edgebed.wire.piece_times import Phase
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics

@@ -18,10 +18,11 @@ from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
 from orchestrator.records.types import Evaluated, Fault, Record, RoundFinished, RoundStarted
 from orchestrator.rounds.driver import RoundJob, RoundResult
-from orchestrator.rounds.local_evaluator import LocalEvaluator
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
+from tests.all_rounds import run_all
 
 VIEWS = [DeviceView(name, 10, 1.0, 10**9, 10**9) for name in ("a", "b")]
 
@@ -97,7 +98,7 @@ class Harness:
 
     async def run(self, progress: Progress | None = None) -> str:
         async with asyncio.timeout(10):
-            return await self.loop.run({"w": torch.zeros(())}, progress or Progress())
+            return await run_all(self.loop, {"w": torch.zeros(())}, progress or Progress())
 
     def started(self) -> list[int]:
         return [record.round for record in self.records if isinstance(record, RoundStarted)]

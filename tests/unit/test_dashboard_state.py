@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgebed.wire.messages import Phase
+from edgebed.wire.piece_times import Phase
 from orchestrator.dashboard.gantt import gantt
 from orchestrator.dashboard.run_list import about, spark
 from orchestrator.dashboard.tail import RecordTail

@@ -18,7 +18,6 @@ from edgebed.wire.frames import Mark, pack_mark, unpack
 from edgebed.wire.messages import (
     Control,
     Credit,
-    Phase,
     Pong,
     Presence,
     ProbeResult,
@@ -28,6 +27,7 @@ from edgebed.wire.messages import (
     decode_control,
     encode,
 )
+from edgebed.wire.piece_times import Phase
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import ORCHESTRATOR, Topics

@@ -26,7 +26,6 @@ from edgebed.device.core import (
     SendUpload,
     begin_half,
     complete_assignment,
-    raw_bytes,
     run_task,
 )
 from edgebed.device.metrics import TaskMetrics
@@ -35,6 +34,7 @@ from edgebed.device.uploads import UploadAccount
 from edgebed.errors import RunError, TransferError, TransferRefused, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
+from edgebed.models.costs import size_bytes
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Codec, Optimizer
@@ -101,7 +101,7 @@ def test_a_task_with_uploads_step_by_step() -> None:
     uploads = [step for step in taken if isinstance(step, SendUpload)]
     assert [step.header for step in uploads] == [Upload("a", "task", n, s) for n, s in enumerate((4, 4, 2))]
     sizes = [step.raw_bytes for step in taken if isinstance(step, Encoded) and not step.update]
-    assert sizes == [raw_bytes(decode_tensors(step.body)) for step in uploads]
+    assert sizes == [size_bytes(decode_tensors(step.body)) for step in uploads]
     assert [step.codec for step in taken if isinstance(step, Encoded)] == [Codec("float16")] * 3 + [Codec()]
     assert device.phases() == ["waiting", "decode", *["compute", "encode"] * 4]
     assert (result.samples, result.batches) == (10, 3)

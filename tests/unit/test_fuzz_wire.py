@@ -25,7 +25,6 @@ from edgebed.wire.messages import (
     Assignment,
     Configure,
     Credit,
-    Phase,
     Presence,
     Query,
     Refuse,
@@ -38,6 +37,7 @@ from edgebed.wire.messages import (
     decode_header,
     encode,
 )
+from edgebed.wire.piece_times import Phase
 from edgebed.wire.settings import Codec
 from orchestrator.records import reader, types
 from orchestrator.rounds.progress import Progress

@@ -20,11 +20,12 @@ from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Optimizer
 from orchestrator.experiment import Plateau, Training
 from orchestrator.records.types import Evaluated, FinalTest, Record, RoundStarted
+from orchestrator.rounds.evaluator import LocalEvaluator
 from orchestrator.rounds.event_loop import uninterrupted
-from orchestrator.rounds.local_evaluator import LocalEvaluator
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
+from tests.all_rounds import run_all
 
 
 def made(**parts: Any) -> Loop:
@@ -85,7 +86,7 @@ async def test_a_resumed_run_goes_on_along_the_cosine_and_leaves_the_plateau_rul
 
     loop = made(devices=Nobody(), training=training)
     with pytest.raises(FleetError):
-        await loop.run({}, progress)
+        await run_all(loop, {}, progress)
     assert progress.lr == pytest.approx(0.05)
 
 
@@ -108,7 +109,7 @@ async def test_rounds_are_judged_by_the_validation_part_and_the_test_part_is_use
     )
     progress = Progress(round=3)
     await loop.test(2, {}, progress)
-    assert await loop.run({}, progress) == "rounds done"
+    assert await run_all(loop, {}, progress) == "rounds done"
     assert [each.accuracy for each in said if isinstance(each, Evaluated)] == [0.75 if held_out else 0.25]
     assert [(each.round, each.accuracy) for each in said if isinstance(each, FinalTest)] == [(2, 0.25)] * held_out
     assert progress.best_accuracy == (0.75 if held_out else 0.25)

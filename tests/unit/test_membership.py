@@ -11,7 +11,6 @@ from edgebed.errors import FleetError
 from edgebed.wire.messages import (
     Configure,
     Control,
-    Phase,
     PhasesSeen,
     Ping,
     Pong,
@@ -21,6 +20,7 @@ from edgebed.wire.messages import (
     Shutdown,
     Status,
 )
+from edgebed.wire.piece_times import Phase
 from edgebed.wire.protocol import PROTOCOL
 from orchestrator.fleet.control import membership
 from orchestrator.fleet.control.member import DeviceEvent, Joined, Left

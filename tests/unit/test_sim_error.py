@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgebed.wire.messages import Assignment, Phase, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.piece_times import Phase
 from orchestrator.records import types as t
 from orchestrator.records.compare.sim_error import sim_error, simulation_and_real
 from orchestrator.records.run_index import RunFacts, sort

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgebed.wire.messages import Assignment, Phase, Report
+from edgebed.wire.messages import Assignment, Report
+from edgebed.wire.piece_times import Phase
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
 from orchestrator.records.critical.critical_path import Paths
