@@ -9,7 +9,7 @@ from edgebed.methods.base import Batch, Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from orchestrator.records.types import Spent
+from orchestrator.records.server_records import Spent
 from orchestrator.training.server import Reading, StepResult
 
 
