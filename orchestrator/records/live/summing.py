@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -40,6 +41,7 @@ def summary_of(state: RunState) -> Summary:
     ends, sums = on_axis(state), _sums(state)
     rounds = _rounds(state, ends)
     devices = {name: _device(device, ends, sums) for name, device in state.devices.items()}
+    kept = [task for device in state.devices.values() for task in device.kept]
     in_quota = sum((device.in_quota for device in state.devices.values()), InQuota())
     seconds = [row.round_s for row in rounds]
     residuals = [row.timeline_residual for row in rounds if row.timeline_residual is not None]
@@ -54,9 +56,9 @@ def summary_of(state: RunState) -> Summary:
         batches_in_quota_share=in_quota.piece_share,
         late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
         early_s=_early(state),
-        reference_s=_reference_s(state),
+        reference_s=by_origin([*kept, *(row.server for row in state.rows)]),
         orchestrator_share_mean=_orchestrator_share(rounds),
-        devices_left_out=_left_out(state.rows),
+        devices_left_out=dict(sum((Counter(row.left_out) for row in state.rows), Counter())),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
         bound_by=_bound_by(state.rows),
@@ -125,11 +127,6 @@ def _early(state: RunState) -> dict[str, float]:
     """Devices that did not hold, and by how many seconds they were early at most."""
     found = {name: early_s(zip(each.kept, each.actual_s, strict=True)) for name, each in state.devices.items()}
     return {name: early for name, early in found.items() if early}
-
-
-def _reference_s(state: RunState) -> dict[str, float]:
-    kept = [task for device in state.devices.values() for task in device.kept]
-    return by_origin([*kept, *(row.server for row in state.rows)])
 
 
 def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
@@ -219,15 +216,6 @@ def _disturbed(rounds: Iterable[RoundFigures]) -> int | None:
     return sum(bool(causes) for causes in known) if known else None
 
 
-def _left_out(rows: Iterable[RoundRow]) -> dict[str, int]:
-    """Work of devices that was left out, by how."""
-    found: dict[str, int] = {}
-    for row in rows:
-        for how, count in row.left_out.items():
-            found[how] = found.get(how, 0) + count
-    return found
-
-
 def _bound_by(rows: Iterable[RoundRow]) -> BoundBy:
     finished = [row for row in rows if row.seconds is not None]
     known = [row.bounds for row in finished if row.bounds is not None]
@@ -244,12 +232,10 @@ def _savings(rows: Iterable[RoundRow]) -> Savings:
     """The largest first; what was on no critical path saves nothing and is not named."""
     known = [row for row in rows if row.seconds is not None and row.bounds is not None and row.savings]
     saved: dict[tuple[str, str], float] = {}
-    slowest: dict[str, int] = {}
+    slowest = Counter(device for row in known for device in row.slowest)
     for row in known:
         for saving in (*(row.bounds.savings if row.bounds is not None else ()), *row.savings):
             saved[saving.what, saving.whose] = saved.get((saving.what, saving.whose), 0.0) + saving.saved_s
-        for device in row.slowest:
-            slowest[device] = slowest.get(device, 0) + 1
     found = sorted((Saving(*key, length) for key, length in saved.items()), key=lambda saving: -saving.saved_s)
     links = tuple(sorted(slowest, key=lambda device: (-slowest[device], device)))
     return Savings(sum((row.seconds or 0.0 for row in known), 0.0), links, tuple(found))
