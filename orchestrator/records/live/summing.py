@@ -12,8 +12,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from edgebed.pacing import HOST
-from orchestrator.records.critical.bound_by import mean_shares, parts_of, sentence
-from orchestrator.records.critical.event_graph import Bound
+from orchestrator.records.critical.bound_by import mean_shares, sentence, together
 from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.crossing import time_to
@@ -26,7 +25,7 @@ from orchestrator.records.timeline.held import by_origin, early_s, late_rounds
 from orchestrator.records.timeline.host_index import host_index
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
-from orchestrator.records.types import SIMULATED, RunStarted
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import server_note, threads_note
 
 NOT_COUNTED = ("offline", "unreported")
@@ -79,6 +78,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
     started, last = run.started, run.sessions[-1]
     infos = [info for session in run.sessions for info in session.started.devices]
     devices = started.devices
+    threads_follow = {device.profile: device.cpus for device in devices if not (device.unlimited or device.threads)}
     evaluated = [(at_s, accuracy) for i, at_s in ends if (accuracy := state.rows[i].accuracy) is not None]
     gaps = [gap for i, _ in ends if (gap := state.rows[i].gap_s) is not None]
     return Progress(
@@ -101,7 +101,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         server_cpus=started.server_cpus,
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
-        threads_note=threads_note(run.dilation, _limited_cpus(started)),
+        threads_note=threads_note(run.dilation, threads_follow),
         calibrated=run.calibrated and not _early(state) and not late_rounds((r.late_s, r.seconds) for r in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
@@ -133,11 +133,6 @@ def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
     known = [(share, row.round_s) for row in rounds if (share := row.orchestrator_share) is not None]
     whole_s = sum(length_s for _, length_s in known)
     return sum(share * length_s for share, length_s in known) / whole_s if whole_s else None
-
-
-def _limited_cpus(started: RunStarted) -> dict[str, float]:
-    """CPUs by profile, without real boards and devices whose number of threads is set."""
-    return {device.profile: device.cpus for device in started.devices if not (device.unlimited or device.threads)}
 
 
 # ---- rounds ----
@@ -219,11 +214,7 @@ def _disturbed(rounds: Iterable[RoundFigures]) -> int | None:
 def _bound_by(rows: Iterable[RoundRow]) -> BoundBy:
     finished = [row for row in rows if row.seconds is not None]
     known = [row.bounds for row in finished if row.bounds is not None]
-    sums: dict[Bound, float] = {}
-    for part in (part for bounds in known for part in bounds.parts):
-        bound = Bound(part.what, part.whose)
-        sums[bound] = sums.get(bound, 0.0) + part.seconds
-    parts = parts_of(sums)
+    parts = together(part for bounds in known for part in bounds.parts)
     why_not = next((row.why_not for row in finished if row.why_not), "")
     return BoundBy(sentence(parts), parts, len(known), why_not)
 
