@@ -10,6 +10,7 @@ import msgspec
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.piece_times import Phase
 from orchestrator.records import types as t
+from orchestrator.records.server_records import ServerStep
 
 MS = 1_000_000
 START = 10_000 * MS
@@ -212,7 +213,7 @@ class Synthetic:
         taken, ready = (now + 11 * MS, now + 12 * MS) if self._facts else (0, 0)
         begin = now + 13 * MS if self._facts else now + 10 * MS
         self._put(t.UploadReceived(now + 10 * MS, now, number, name, batch, FEATURES, taken))
-        self._put(t.ServerStep(begin, now + 15 * MS, number, (name,), batch, ready))
+        self._put(ServerStep(begin, now + 15 * MS, number, (name,), batch, ready))
         return now
 
     def _die(self, number: int, name: str, now: int) -> int:
@@ -266,7 +267,7 @@ def overlapping(lanes: dict[str, tuple[dict[str, Speed], int]], **options: float
     for lane, part in parts.items():
         merged += [_in_lane(r, lane, number) for r in part.records if not isinstance(r, t.RunStarted | t.RunFinished)]
         merged += part.waiting_until(end + TICK)
-    merged.sort(key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+    merged.sort(key=lambda r: r.end_ns if isinstance(r, ServerStep | t.OrchestratorPhase) else r.at_ns)
     return [msgspec.structs.replace(first, devices=infos), *merged, t.RunFinished(end, "rounds done")]
 
 

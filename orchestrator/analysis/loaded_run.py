@@ -85,7 +85,7 @@ class Run:
     @cached_property
     def assignments(self) -> pd.DataFrame:
         """One row per device and round in which it had work: limits, cut, predicted and measured seconds, bytes."""
-        return tables.assignments_table(self._facts)
+        return tables.assignments_table(self._facts, self._summary)
 
     @cached_property
     def uploads(self) -> pd.DataFrame:

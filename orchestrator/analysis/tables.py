@@ -26,7 +26,7 @@ from orchestrator.records.critical.bound_by import RoundBounds, in_words
 from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.run_index import RoundFacts, RunFacts
 from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
-from orchestrator.records.timeline.board import BoardRound, boards_of_rounds, line_of
+from orchestrator.records.timeline.board import line_of
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.vocabulary import BOUNDS, board_mark
@@ -176,20 +176,19 @@ def _device(info: t.DeviceInfo, device: DeviceFigures, rounds: Sequence[RoundFig
     )
 
 
-def assignments_table(run: RunFacts) -> pd.DataFrame:
+def assignments_table(run: RunFacts, summary: Summary) -> pd.DataFrame:
     """One row per device and round in which it had work."""
-    rounds, boards = Rounds(run), boards_of_rounds(run)
+    rounds, place = Rounds(run), {row.number - 1: place for place, row in enumerate(summary.rounds)}
     limits = {id(session): LimitsInForce(session) for session in run.sessions}
     rows = (
-        (*_assignment(rounds, facts, device, limits[id(session)]), _joules(boards[facts.number], device))
+        (
+            *_assignment(rounds, facts, device, limits[id(session)]),
+            summary.devices[device].joules[place[facts.number]],
+        )
         for session, facts in rounds.finished
         for device in facts.started.assignments
     )
     return _table(ASSIGNMENTS, rows)
-
-
-def _joules(boards: Mapping[str, BoardRound], device: str) -> float | None:
-    return boards[device].joules if device in boards else None
 
 
 def _assignment(rounds: Rounds, facts: RoundFacts, device: str, limits: LimitsInForce) -> Row:

@@ -70,7 +70,7 @@ def command(
         _write_figures(summaries, paths, figure, Look(width, title, spread), base)
 
 
-def print_comparison(folders: Sequence[Path], *, as_json: bool = False) -> None:
+def print_comparison(folders: Sequence[Path], *, as_json: bool) -> None:
     """The tables of runs that have just ended, and where their reports are."""
     _print_runs(folders, as_json)
     for folder in () if as_json else folders:
@@ -83,7 +83,7 @@ def _print_runs(
     """`chosen`: the last run is the baseline."""
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-        error = _sim_error_of(folders)
+        error = _sim_error_of(folders, summaries)
     base = summaries[-1] if chosen else default_baseline(summaries)
     if as_json:
         _print_json(summaries, base, error)
@@ -123,11 +123,9 @@ def _save(path: Path, text: str) -> None:
 # ---- a simulation beside the run that it simulates ----
 
 
-def _sim_error_of(folders: Sequence[Path]) -> SimError | None:
+def _sim_error_of(folders: Sequence[Path], summaries: Sequence[Summary]) -> SimError | None:
     """The error of a simulation, where the folders are one and a real run of the same method."""
-    if len(folders) != 2:
-        return None
-    if sum(load_summary(folder).enforcement == SIMULATED for folder in folders) != 1:
+    if len(folders) != 2 or sum(summary.enforcement == SIMULATED for summary in summaries) != 1:
         return None
     pair = simulation_and_real([sort(read(folder / "records.jsonl")) for folder in folders])
     return None if pair is None else sim_error(*pair)

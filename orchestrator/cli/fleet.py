@@ -74,14 +74,10 @@ def up(
 def _until_ready(place: daemon.FleetFolder, status: Status) -> None:
     while not place.ready():
         if not place.alive():
-            raise _failed(place)
+            message, _, hint = place.failure().partition("\n")
+            raise FleetError(f"the fleet did not start: {message}", hint=hint or f"see {place.log}")
         status.update(place.progress() or "starting")
         time.sleep(0.1)
-
-
-def _failed(place: daemon.FleetFolder) -> FleetError:
-    message, _, hint = place.failure().partition("\n")
-    return FleetError(f"the fleet did not start: {message}", hint=hint or f"see {place.log}")
 
 
 @commands.command()

@@ -37,7 +37,7 @@ def command(
     """List models with parameters, operations and feature bytes per cut."""
     if options and not model:
         raise UsageError("--set without --model", hint="name the model that has these options")
-    shape = parse_shape(data_shape, "--data-shape")
+    shape = parse_shape(data_shape)
     specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
     with log.status("counting"):
         costs = list(_counted(specs, shape, classes, batch, refuse=bool(model)))
@@ -61,11 +61,11 @@ def _counted(
             log.print(f"left out: {error}")
 
 
-def parse_shape(text: str, option: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     """Parse `3x32x32`. Raises UsageError."""
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise UsageError(f"{option} {text!r} is not a shape", hint="give channels, height and width, as in 3x32x32")
+        raise UsageError(f"--data-shape {text!r} is not a shape", hint="give channels, height and width, as in 3x32x32")
     return tuple(int(part) for part in parts)
 
 

@@ -90,7 +90,7 @@ def command(
     if request.backend == SIMULATED:
         if backend or own or dashboard:
             raise UsageError(f"{resume} is a simulation: it has no fleet, no broker and no live page")
-        print_results(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
+        print_comparison(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
         return
     request = msgspec.structs.replace(
         request, backend=backend or request.backend, own_broker=own, allow_uncalibrated=allow_uncalibrated
@@ -118,7 +118,7 @@ def command(
         say(
             f"The page ended with the run. To see it again: edgebed dashboard {' '.join(each.name for each in folders)}"
         )
-    print_results(folders, as_json=as_json)
+    print_comparison(folders, as_json=as_json)
 
 
 def both(one: Notify, other: Notify) -> Notify:
@@ -129,11 +129,6 @@ def both(one: Notify, other: Notify) -> Notify:
         other(line)
 
     return notify
-
-
-def print_results(folders: list[Path], *, as_json: bool) -> None:
-    """The comparison of the runs, and where their reports are."""
-    print_comparison(folders, as_json=as_json)
 
 
 def _request(

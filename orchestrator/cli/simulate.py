@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.arguments import Overrides, Seeds
-from orchestrator.cli.run import carry_out, print_results
+from orchestrator.cli.compare import print_comparison
+from orchestrator.cli.run import carry_out
 from orchestrator.experiment import load, only_methods
 from orchestrator.fleet.spec.profile import MOST_DEVICES
 from orchestrator.runs.find import runs_folder
@@ -54,4 +55,4 @@ def command(
         accelerator=accelerator,
         checkpoint_s=checkpoint_s,
     )
-    print_results(carry_out(request, quiet, None, simulate), as_json=as_json)
+    print_comparison(carry_out(request, quiet, None, simulate), as_json=as_json)

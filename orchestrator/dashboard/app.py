@@ -140,21 +140,16 @@ class DashboardAPI:
             self._cards = (time.monotonic(), await asyncio.to_thread(self._run_list.cards))
         return self._cards[1]
 
-    async def run(self, name: str) -> FollowedRun | None:
+    async def fresh(self, name: str) -> FollowedRun | None:
+        """The run, up to date; None: there is none of that name."""
         if name not in self._runs:
             await self.cards()
             tail = await asyncio.to_thread(self._run_list.tail, name)
             if tail is None:
                 return None
             self._runs.setdefault(name, FollowedRun(tail))
+        await self._runs[name].update()
         return self._runs[name]
-
-    async def fresh(self, name: str) -> FollowedRun | None:
-        """The run, up to date; None: there is none of that name."""
-        run = await self.run(name)
-        if run is not None:
-            await run.update()
-        return run
 
     # ---- requests ----
 

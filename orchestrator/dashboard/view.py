@@ -197,19 +197,13 @@ def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
 def _boards(state: RunState) -> dict[str, Any] | None:
     """A table of the real boards; None where there are none."""
     devices = state.session.devices
+    joules = {name: _last([each and each.joules for each in state.devices[name].boards[-50:]]) for name in devices}
     rows = [
-        board_row(name, facts.host, facts.readings[-1][1] if facts.readings else None, _joules(state.devices[name]))
+        board_row(name, facts.host, facts.readings[-1][1] if facts.readings else None, joules[name])
         for name, facts in devices.items()
         if SENSORS in facts.host
     ]
     return {"columns": BOARD_COLUMNS, "rows": rows} if rows else None
-
-
-def _joules(device: DeviceState) -> float | None:
-    """Of the last round whose energy is known."""
-    return next(
-        (each.joules for each in reversed(device.boards[-50:]) if each is not None and each.joules is not None), None
-    )
 
 
 def history(state: RunState, name: str) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ of `device_phases` has its own row. Times and units are those of the records, no
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import msgspec
 from edgebed.errors import printable
 from orchestrator.export.extras import load
 from orchestrator.records import types as t
-from orchestrator.records.compare.tabulate import no_formula
+from orchestrator.records.compare.tabulate import write_rows
 
 Row = dict[str, Any]
 
@@ -46,15 +45,12 @@ def _cell(value: Any) -> Any:
 
 def write_csv(records: Iterable[t.Record], folder: Path) -> list[Path]:
     """Write `folder`/TYPE.csv for every type of record, and return the files. An empty cell is None."""
-    return [_write_csv(folder / f"{name}.csv", rows) for name, rows in _in(folder, records)]
-
-
-def _write_csv(path: Path, rows: list[Row]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: no_formula(value) for name, value in row.items()} for row in rows)
-    return path
+    paths = []
+    for name, rows in _in(folder, records):
+        paths.append(folder / f"{name}.csv")
+        with paths[-1].open("w", encoding="utf-8", newline="") as file:
+            write_rows(file, rows)
+    return paths
 
 
 def write_parquet(records: Iterable[t.Record], folder: Path) -> list[Path]:

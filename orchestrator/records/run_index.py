@@ -21,6 +21,7 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
 from orchestrator.records.host_records import BoardReadings, HostRound
+from orchestrator.records.server_records import HalfWork, ServerStep
 
 FOREVER = 1 << 62
 """A time that never comes, in nanoseconds."""
@@ -101,8 +102,8 @@ class RoundFacts(msgspec.Struct):
     delivered: dict[str, t.TaskDelivered] = {}
     uploads: dict[str, list[t.UploadReceived]] = {}
     replies: dict[str, list[t.ReplyDelivered]] = {}
-    steps: list[t.ServerStep] = []
-    half_work: list[t.HalfWork] = []
+    steps: list[ServerStep] = []
+    half_work: list[HalfWork] = []
     updates: dict[str, t.UpdateReceived] = {}
     done: dict[str, t.DeviceDone] = {}
     out: dict[str, t.DeviceOut] = {}
@@ -292,7 +293,7 @@ _BY_DEVICE: dict[type, str] = {
     t.DeviceOut: "out",
 }
 _LISTS_BY_DEVICE: dict[type, str] = {t.UploadReceived: "uploads", t.ReplyDelivered: "replies"}
-_LISTS: dict[type, str] = {t.ServerStep: "steps", t.HalfWork: "half_work", t.OrchestratorPhase: "own"}
+_LISTS: dict[type, str] = {ServerStep: "steps", HalfWork: "half_work", t.OrchestratorPhase: "own"}
 _SINGLE: dict[type, str] = {
     t.RoundFinished: "finished",
     t.Evaluated: "evaluated",

@@ -16,6 +16,7 @@ from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.piece_times import Phase
 from orchestrator.records.board_marks import BoardMark
 from orchestrator.records.host_records import BoardReadings, HostRound
+from orchestrator.records.server_records import HalfWork, ServerStep
 from orchestrator.records.serving_records import RequestsLost, Served
 
 SIMULATED = "simulated"
@@ -174,42 +175,6 @@ class UploadReceived(msgspec.Struct, frozen=True, gc=False, tag="upload_received
     batch: int
     bytes: int
     taken_ns: int = 0  # the server half had a place for it, and the device was told; 0: an older version wrote it
-
-
-class Spent(msgspec.Struct, frozen=True, gc=False):
-    """What a paced server spent on a piece of its work: CPU seconds of this host, the samples that it trained on, CPU
-    seconds on the reference to which it is held, by the origin of their costs ({}: to none), and by how many seconds
-    the piece ended late."""
-
-    cpu_s: float
-    samples: int = 0
-    reference_s: dict[str, float] = {}
-    late_s: float = 0.0
-
-
-class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
-    """One step of a server half, with the batch it used. `ready_ns`: the half had all that it needed, so what follows
-    is the wait for a slot; 0: an older version wrote it. `spent`: None where the server has no CPUs of its own."""
-
-    start_ns: int
-    end_ns: int
-    round: int
-    devices: tuple[str, ...]
-    batch: int
-    ready_ns: int = 0
-    spent: Spent | None = None
-
-
-class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):
-    """What the server did for the halves of these devices beside their steps: `make` all halves of a round, or `read`
-    the weights of one that has made its steps, with the wait for a slot."""
-
-    start_ns: int
-    end_ns: int
-    round: int
-    what: str
-    devices: tuple[str, ...]
-    spent: Spent | None = None  # None: the server has no CPUs of its own
 
 
 class ReplyDelivered(msgspec.Struct, frozen=True, gc=False, tag="reply_delivered"):

@@ -57,7 +57,7 @@ def _write_report(folder: Path, state: RunState) -> Summary:
     run = state.run
     labels = _chosen(run)
     collected = Collected(experiment=_text(folder / "experiment.yaml"))
-    trace, over_time = TraceFile(folder / "trace.json", run), OverTime(run)
+    trace, over_time = TraceFile(folder / "trace.json", run), OverTime(state)
     for timeline in explained(state):
         trace.add(timeline)
         over_time.add(timeline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -75,10 +76,9 @@ class Collected(msgspec.Struct):
 
 def mean_phases(timeline: RoundTimeline) -> dict[str, float]:
     """Seconds by name of the mean device in a round, divided by the dilation."""
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for device in timeline.devices.values():
-        for name, length in device.sums.items():
-            sums[name] = sums.get(name, 0) + length
+        sums.update(device.sums)
     scale = 1e9 * timeline.facts.dilation * max(1, len(timeline.devices))
     return {name: length / scale for name, length in sums.items()}
 

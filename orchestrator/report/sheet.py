@@ -91,13 +91,8 @@ def write(paths: Sequence[Path], plots: Sequence[Plot], look: Look, about: About
                 written.append(path if len(made) == 1 else path.with_stem(f"{path.stem}-{plot.name}"))
                 _write_one(figure, written[-1], about)
             told = caption([(plot.title, told) for plot, _, told in made], about)
-            caption_file(path).write_text(told, encoding="utf-8")
+            path.with_suffix(".caption.txt").write_text(told, encoding="utf-8")
     return written
-
-
-def caption_file(path: Path) -> Path:
-    """Where the caption of the figures of `path` is."""
-    return path.with_suffix(".caption.txt")
 
 
 def caption(figures: Sequence[tuple[str, str]], about: About) -> str:

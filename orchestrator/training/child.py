@@ -27,7 +27,7 @@ from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Optimizer
-from orchestrator.records.types import Spent
+from orchestrator.records.server_records import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy

@@ -23,6 +23,7 @@ from orchestrator import cli as command_line
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, load
 from orchestrator.records.reader import read
+from orchestrator.records.server_records import ServerStep
 from orchestrator.records.types import (
     Calibrated,
     DeviceOut,
@@ -30,7 +31,6 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
     RunStarted,
-    ServerStep,
 )
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder

@@ -12,15 +12,15 @@ from orchestrator.cli.fleet import board_table
 from orchestrator.dashboard.view import Cursor, changes
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records import types as t
-from orchestrator.records.account import summarise
+from orchestrator.records.account import summarise, whole
 from orchestrator.records.board_marks import HOLD_NS, Slowed, extend
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
+from orchestrator.records.live.settling import explained
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.over_time import OverTime, of_state
 from orchestrator.records.timeline.board import board_row, clock_words, frequency
 from orchestrator.records.timeline.events import unplanned
-from orchestrator.records.timeline.timeline import timelines
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 from tests import board_run
@@ -77,9 +77,9 @@ def test_lanes_of_the_live_page_have_the_marks_however_the_records_come_in(porti
 
 
 def test_the_report_s_lanes_have_the_same_marks() -> None:
-    run = sort(RECORDS)
-    over_time = OverTime(run)
-    for timeline in timelines(run):
+    state = whole(RECORDS)
+    over_time = OverTime(state)
+    for timeline in explained(state):
         over_time.add(timeline)
     lanes = {lane["label"]: lane["marks"] for lane in over_time.result()["lanes"]}
     begin_ns = STARTS[0]

@@ -8,6 +8,7 @@ from edgebed.errors import UsageError
 from edgebed.wire.reading import BoardReading
 from orchestrator.analysis.tables import assignments_table, readings_table
 from orchestrator.records import types as t
+from orchestrator.records.account import explained_summary, whole
 from orchestrator.records.board_marks import marks_of
 from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.run_index import sort
@@ -36,7 +37,8 @@ def test_a_constant_power_times_the_round_s_length() -> None:
     summary = summarised(run)
     assert summary["joules"]["weak"] == pytest.approx([4.0 * end.seconds for end in ends])
     assert summary["joules"]["strong"] == [None, None]
-    own = assignments_table(sort(run)).query("device == 'weak'")
+    state = whole(run)
+    own = assignments_table(state.run, explained_summary(state)).query("device == 'weak'")
     assert own["joules"].tolist() == pytest.approx(summary["joules"]["weak"])
 
 

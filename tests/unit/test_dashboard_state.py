@@ -26,6 +26,7 @@ from orchestrator.records.live.run_state import PATIENCE, RunState
 from orchestrator.records.live.summing import summary_of
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, sort
+from orchestrator.records.server_records import ServerStep
 from orchestrator.records.summary import Summary
 from tests import board_run
 from tests.synthetic import FLEET, MS, WEAK, WEIGHTS, Speed, Synthetic, overlapping
@@ -468,7 +469,7 @@ def with_lanes(run: Synthetic, late: int) -> list[t.Record]:
             moved.append(msgspec.structs.replace(r, at_ns=end))
             continue
         moved.append(r)
-    return sorted(moved, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+    return sorted(moved, key=lambda r: r.end_ns if isinstance(r, ServerStep | t.OrchestratorPhase) else r.at_ns)
 
 
 def test_rounds_that_overlap_are_shown_in_the_order_in_which_they_ended() -> None:
@@ -568,7 +569,7 @@ def test_of_a_run_that_is_over_the_round_of_median_length_is_shown_first(tmp_pat
 
 def test_the_page_says_who_is_waited_for_and_since_when() -> None:
     records = sorted(
-        Synthetic().records, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns
+        Synthetic().records, key=lambda r: r.end_ns if isinstance(r, ServerStep | t.OrchestratorPhase) else r.at_ns
     )
     done = next(i for i, r in enumerate(records) if isinstance(r, t.DeviceDone))
     first = records[done]

@@ -12,9 +12,9 @@ from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
-from orchestrator.records.run_index import sort
-from orchestrator.records.timeline.disturbance import HostOfRound, TaskWork, disturbed_line, hosts_of_rounds, not_got_s
+from orchestrator.records.timeline.disturbance import HostOfRound, TaskWork, disturbed_line, not_got_s
 from orchestrator.report.tables import round_rows
+from tests.hosts import hosts_of_rounds
 from tests.summaries import changed, summarised
 from tests.synthetic import Synthetic
 from tests.unit._runs import with_host
@@ -34,7 +34,7 @@ def with_report(records: list[t.Record], device: str, round: int, **changed: Any
 
 
 def causes(rounds: dict[int, dict[str, Any]]) -> list[tuple[str, ...] | None]:
-    found = hosts_of_rounds(sort(with_host(Synthetic().records, rounds)))
+    found = hosts_of_rounds(with_host(Synthetic().records, rounds))
     return [found[number].causes for number in sorted(found)]
 
 
@@ -117,14 +117,14 @@ def test_what_disturbs_nobody_is_not_marked(values: dict[str, Any]) -> None:
 
 def test_a_device_that_did_not_get_its_cpu_marks_the_round() -> None:
     records = with_host(with_report(Synthetic().records, "weak", 1, delayed_s=3.0, throttled_s=0.2))
-    found = hosts_of_rounds(sort(records))
+    found = hosts_of_rounds(records)
     assert [found[number].causes for number in sorted(found)] == [(), ("rival",), (), ()]
     assert (found[1].lost_s["weak"] or 0) > 0.1
     assert "weak" in found[1].disturbed[0].why
 
 
 def test_without_records_of_the_host_nothing_is_said() -> None:
-    found = hosts_of_rounds(sort(Synthetic().records))
+    found = hosts_of_rounds(Synthetic().records)
     assert {(host.causes, host.speed, host.stolen_share) for host in found.values()} == {(None, None, None)}
     assert HostOfRound().causes is None
 
@@ -182,8 +182,7 @@ def test_a_summary_of_older_records_says_that_it_does_not_know() -> None:
 def test_seconds_not_got_are_divided_by_the_dilation() -> None:
     def lost(dilation: float) -> float:
         records = with_report(Synthetic(dilation=dilation).records, "weak", 1, delayed_s=9.0, throttled_s=0.2)
-        run = sort(records)
-        found, summary = hosts_of_rounds(run)[1].lost_s["weak"], summarised(records)["not_got_s"]["weak"][1]
+        found, summary = hosts_of_rounds(records)[1].lost_s["weak"], summarised(records)["not_got_s"]["weak"][1]
         assert found is not None
         assert summary == pytest.approx(found / dilation)
         return found

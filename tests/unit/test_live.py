@@ -15,6 +15,7 @@ from orchestrator.cli.run import watching
 from orchestrator.records import types as t
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
+from orchestrator.records.server_records import ServerStep
 from orchestrator.records.shown.failures import failure_line
 from orchestrator.records.shown.loglines import LogLines
 from orchestrator.runs.session import Watch
@@ -34,7 +35,7 @@ def shown(records: list[t.Record], now_ns: int = 0) -> tuple[RunState, str]:
 
 
 def until(kind: type[t.Record], device: str = "", number: int = 0) -> list[t.Record]:
-    records = sorted(LOST, key=lambda r: r.end_ns if isinstance(r, t.ServerStep | t.OrchestratorPhase) else r.at_ns)
+    records = sorted(LOST, key=lambda r: r.end_ns if isinstance(r, ServerStep | t.OrchestratorPhase) else r.at_ns)
     for index, record in enumerate(records):
         if (
             isinstance(record, kind)

@@ -20,8 +20,8 @@ from orchestrator.fleet.swarm.nodes import reading
 from orchestrator.fleet.swarm.placement import Node
 from orchestrator.records import types as t
 from orchestrator.records.host_records import HostRound, NodeRound
-from orchestrator.records.run_index import sort
-from orchestrator.records.timeline.disturbance import disturbed_line, hosts_of_rounds
+from orchestrator.records.timeline.disturbance import disturbed_line
+from tests.hosts import hosts_of_rounds
 from tests.summaries import summarised
 from tests.synthetic import Synthetic
 
@@ -85,7 +85,7 @@ def test_the_record_of_a_round_has_its_nodes() -> None:
 )
 def test_a_round_is_marked_with_the_node_that_was_disturbed(changed: dict[str, Any], why: str) -> None:
     records = with_nodes(msgspec.structs.replace(CALM, **changed), msgspec.structs.replace(CALM, name="n2"))
-    assert hosts_of_rounds(sort(records))[1].why == why
+    assert hosts_of_rounds(records)[1].why == why
     lines = [line for record in records if (line := disturbed_line(record)) is not None]
     assert lines == [f"round 2 was disturbed: {why}"]
 
@@ -122,7 +122,7 @@ def test_of_two_machines_with_different_loads_the_right_one_is_named(tmp_path: P
     record(t.RoundFinished(2, 0, 1.0, (), "all done"))
     (host,) = [each for each in records if isinstance(each, HostRound)]
     assert [(node.busy_s, node.stolen_s, node.load) for node in host.nodes] == [(25.0, 0.0, 3.5), (38.0, 2.0, 4.8)]
-    marked = hosts_of_rounds(sort(with_nodes(*host.nodes)))[1]
+    marked = hosts_of_rounds(with_nodes(*host.nodes))[1]
     assert marked.causes == ("rival",)
     assert marked.why == "on n2, other programs used 20% of the cores, and none were free"
 
@@ -136,7 +136,7 @@ def test_the_record_has_the_clock_of_a_node() -> None:
 
 def test_two_nodes_are_named_together() -> None:
     nodes = [msgspec.structs.replace(CALM, name=name, stolen_s=4.0) for name in ("n1", "n2")]
-    found = hosts_of_rounds(sort(with_nodes(*nodes)))[1]
+    found = hosts_of_rounds(with_nodes(*nodes))[1]
     assert found.causes == ("steal",)
     assert found.why == "on n1, the hypervisor took 10% of the CPU time; on n2, the hypervisor took 10% of the CPU time"
 
@@ -144,7 +144,7 @@ def test_two_nodes_are_named_together() -> None:
 @pytest.mark.parametrize("changed", [{}, {"busy_s": 37.5, "ours_s": 30.0}, {"stolen_s": 9.0, "here": True}])
 def test_what_disturbs_nobody_is_not_marked(changed: dict[str, Any]) -> None:
     """Full of its own devices; others use what is free; the record of the host itself judges the host."""
-    assert hosts_of_rounds(sort(with_nodes(msgspec.structs.replace(CALM, **changed))))[1].causes == ()
+    assert hosts_of_rounds(with_nodes(msgspec.structs.replace(CALM, **changed)))[1].causes == ()
 
 
 def test_a_device_that_did_not_get_its_cpu_is_named_with_its_node() -> None:
@@ -158,7 +158,7 @@ def test_a_device_that_did_not_get_its_cpu_is_named_with_its_node() -> None:
         else record
         for record in with_nodes()
     ]
-    assert hosts_of_rounds(sort(records))[1].why.startswith("weak on n1 did not get ")
+    assert hosts_of_rounds(records)[1].why.startswith("weak on n1 did not get ")
 
 
 def test_the_summary_has_the_shares_of_every_node() -> None:

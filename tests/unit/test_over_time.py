@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
+from orchestrator.records.account import whole
 from orchestrator.records.host_records import HostRound
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
-from orchestrator.records.run_index import sort
+from orchestrator.records.live.settling import explained
 from orchestrator.records.shown.over_time import MOST_CELLS, OverTime, of_state
-from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import Record, RoundFinished
 from tests.summaries import summarised
 from tests.synthetic import Synthetic
@@ -21,11 +21,11 @@ LOST = Synthetic(lost=(1, "middle"), dilation=2.5).records
 
 
 def of_records(records: list[Record]) -> dict:  # type: ignore[type-arg]
-    run = sort(records)
-    whole = OverTime(run)
-    for timeline in timelines(run):
-        whole.add(timeline)
-    return whole.result()
+    state = whole(records)
+    over_time = OverTime(state)
+    for timeline in explained(state):
+        over_time.add(timeline)
+    return over_time.result()
 
 
 def state_of(records: list[Record]) -> RunState:

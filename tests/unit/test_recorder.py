@@ -21,6 +21,7 @@ from orchestrator.records.host_records import BoardReadings
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
+from orchestrator.records.server_records import HalfWork
 from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from tests.synthetic import Synthetic
 
@@ -37,7 +38,7 @@ def write(path: Path, records: list[t.Record]) -> Path:
 
 def test_every_kind_of_record_comes_back_as_it_was(tmp_path: Path) -> None:
     extra: list[t.Record] = [
-        t.HalfWork(3, 4, 0, "make", ("strong", "weak")),
+        HalfWork(3, 4, 0, "make", ("strong", "weak")),
         t.ReplyDelivered(5, 4, 0, "weak", 0, 10),
         t.DeviceOut(6, 0, "weak", "late", "not done"),
         t.DeviceLeft(7, "weak", "last will"),

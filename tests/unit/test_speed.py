@@ -17,8 +17,9 @@ from orchestrator.fleet.spec.speed import UNMEASURED
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.run_index import sort
+from orchestrator.records.server_records import ServerStep, Spent
 from orchestrator.records.timeline.held import HeldTask, by_origin, late_rounds
-from orchestrator.records.types import DeviceDone, Record, RunStarted, ServerStep, Spent, UpdateReceived
+from orchestrator.records.types import DeviceDone, Record, RunStarted, UpdateReceived
 from orchestrator.references.recording import record
 from orchestrator.references.reference import load_reference
 from orchestrator.runs.speed import MARGIN, at_wanted_speed, kept_speed

@@ -81,7 +81,7 @@ def test_bytes_and_seconds_of_assignments_add_up_to_the_summary_s(make) -> None:
     state = make()
     run = state.run
     summary = explained_summary(state)
-    table = tables.assignments_table(run)
+    table = tables.assignments_table(run, summary)
     for device, own in table.groupby("device"):
         actual = [s for s in summary.devices[str(device)].actual_s if s is not None]
         assert sorted(own["duration_s"].dropna()) == pytest.approx(sorted(actual))
@@ -101,7 +101,7 @@ def test_a_known_run_in_the_fleet_file_s_units_whatever_its_dilation() -> None:
     devices = tables.devices_table(run, summary).set_index("device")
     assert devices.loc["weak", ["cpus", "uplink_mbit_s", "samples", "classes"]].tolist() == [0.5, 30.0, 100, 2]
     assert devices["straggler_rounds"].to_dict() == {"weak": 4, "middle": 0, "strong": 0}
-    assignments = tables.assignments_table(run)
+    assignments = tables.assignments_table(run, summary)
     assert set(assignments["cpus"]) == {2.0}  # 0.5 CPUs were set, with a dilation of 4
     assert set(assignments["uplink_mbit_s"]) == {120.0}
     uploads = tables.uploads_table(run)
@@ -122,7 +122,7 @@ def test_a_lost_device_is_in_faults_and_has_no_duration() -> None:
     ]
     assert faults["round"].dropna().tolist() == [2]
     assert set(faults["device"]) == {"middle"}
-    lost = tables.assignments_table(run).query("round == 2 and device == 'middle'").iloc[0]
+    lost = tables.assignments_table(run, explained_summary(state)).query("round == 2 and device == 'middle'").iloc[0]
     assert (lost["outcome"], pd.isna(lost["duration_s"]), pd.isna(lost["samples"])) == ("lost", True, True)
     assert faults["start_s"].iloc[1] > lost["start_s"]
 
@@ -151,10 +151,13 @@ def test_a_run_in_which_no_round_finished_has_empty_tables_of_the_same_columns()
     begun = Synthetic(rounds=1).records
     state = whole(begun[: next(i for i, r in enumerate(begun) if type(r).__name__ == "RoundStarted")])
     run = state.run
-    full = plain().run
-    for table in (tables.phases_table, tables.assignments_table, tables.uploads_table, tables.faults_table):
+    full = plain()
+    for table in (tables.phases_table, tables.uploads_table, tables.faults_table):
         assert len(table(run)) == 0
-        assert table(run).dtypes.to_dict() == table(full).dtypes.to_dict()
+        assert table(run).dtypes.to_dict() == table(full.run).dtypes.to_dict()
+    empty = tables.assignments_table(run, explained_summary(state))
+    assert len(empty) == 0
+    assert empty.dtypes.to_dict() == tables.assignments_table(full.run, explained_summary(full)).dtypes.to_dict()
     assert len(tables.rounds_table(run, explained_summary(state))) == 0
 
 
@@ -167,7 +170,7 @@ def test_every_column_is_documented() -> None:
         tables.rounds_table(run, summary),
         tables.phases_table(run),
         tables.devices_table(run, summary),
-        tables.assignments_table(run),
+        tables.assignments_table(run, summary),
         tables.uploads_table(run),
         tables.faults_table(run),
         tables.curve_table(tables.rounds_table(run, summary)),

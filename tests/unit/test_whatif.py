@@ -15,6 +15,7 @@ from orchestrator.records.critical.critical_path import Paths
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.whatif import LINKS, Faster, saved_ns
 from orchestrator.records.run_index import RunFacts, sort
+from orchestrator.records.server_records import HalfWork, ServerStep
 from orchestrator.records.summary import Savings
 from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping
@@ -49,8 +50,8 @@ def round_of(
         t.TaskSent(0, 0, "d", "task", 1),
         t.DevicePhases(0, "d", "d#1", tuple(reported)),
         *(t.UploadReceived(b * MS, a * MS, 0, "d", n, 1, b * MS) for n, (a, b) in uploads.items()),
-        *(t.ServerStep(a * MS, b * MS, 0, ("d",), n, a * MS) for n, (a, b) in (steps or {}).items()),
-        *(t.HalfWork(a * MS, b * MS, 0, what, ("d",)) for what, a, b in half_work or ()),
+        *(ServerStep(a * MS, b * MS, 0, ("d",), n, a * MS) for n, (a, b) in (steps or {}).items()),
+        *(HalfWork(a * MS, b * MS, 0, what, ("d",)) for what, a, b in half_work or ()),
         *(t.ReplyDelivered(b * MS, a * MS, 0, "d", n, 1) for n, (a, b) in (replies or {}).items()),
         t.UpdateReceived(update[1] * MS, update[0] * MS, 0, "d", "task", 1, REPORT),
         t.DeviceDone(done * MS, 0, "d", done / 1e3, 0.0, 0.0, 0.0),

@@ -7,7 +7,7 @@ the page of `edgebed compare --html` draw this same structure (`dashboard/static
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import compare
-from orchestrator.records.compare.curves import Along, Point, Quantity, accuracy, band, curve
+from orchestrator.records.compare.curves import Along, Quantity, accuracy, band, curve
 from orchestrator.records.compare.groups import FEWEST, by_key, default_baseline, group, named, profiles
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
@@ -87,13 +87,13 @@ def _curves(runs: Sequence[Summary], along: Along, quantity: Quantity) -> dict[s
     around = band([points for _, points in own]) if len(own) >= FEWEST else None
     shape = None if around is None else [around.x, around.mean, around.low, around.high]
     return {
-        "seeds": [{"seed": seed, "points": _fewer(points)} for seed, points in own],
-        "band": None if shape is None else [[six_digits(value) for value in row] for row in zip(*shape, strict=True)],
+        "seeds": [{"seed": seed, "points": _drawn(thinned(points, MOST_POINTS))} for seed, points in own],
+        "band": None if shape is None else _drawn(zip(*shape, strict=True)),
     }
 
 
-def _fewer(points: Sequence[Point]) -> list[list[float]]:
-    return [[six_digits(x), six_digits(y)] for x, y in thinned(points, MOST_POINTS)]
+def _drawn(rows: Iterable[Sequence[float]]) -> list[list[float]]:
+    return [[six_digits(value) for value in row] for row in rows]
 
 
 def _spent(runs: Sequence[Summary]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.records import crossing
+from orchestrator.records.crossing import time_to
 from orchestrator.records.summary import Summary
 
 COMPUTE = ("compute", "decode", "encode")
@@ -74,10 +74,6 @@ def rounds_to(figures: RunFigures, target: float) -> int | None:
     return next(reached, None)
 
 
-def time_to(figures: RunFigures, target: float) -> float | None:
-    return crossing.time_to(zip(figures.elapsed_s, figures.accuracy, strict=True), target)
-
-
 def bytes_to(figures: RunFigures, target: float) -> float | None:
     """Bytes in both directions of all devices until the target; None: not reached."""
     rounds = rounds_to(figures, target)
@@ -104,7 +100,7 @@ def usual_straggler(summary: Summary) -> str | None:
 
 
 QUANTITIES: dict[str, Callable[[RunFigures, float], float | None]] = {
-    "time_to_target_s": time_to,
+    "time_to_target_s": lambda figures, to: time_to(zip(figures.elapsed_s, figures.accuracy, strict=True), to),
     "rounds_to_target": rounds_to,
     "bytes_to_target": bytes_to,
     "compute_s": _share_to(COMPUTE),

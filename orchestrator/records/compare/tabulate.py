@@ -6,12 +6,11 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 from orchestrator.records.compare.groups import FEWEST, Estimate, Group, ProfileRow, by_key, named
 from orchestrator.records.compare.paired import Paired
-from orchestrator.records.critical.bound_by import parts_of, sentence, waits_text
-from orchestrator.records.critical.event_graph import Bound
+from orchestrator.records.critical.bound_by import sentence, together, waits_text
 from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
 from orchestrator.records.words.vocabulary import cause
@@ -50,13 +49,10 @@ def sentences(summaries: Sequence[Summary]) -> list[str]:
     """One per method: what bounded its rounds, and what its devices waited for; the means of its runs."""
     told = []
     for runs in by_key(summaries).values():
-        lengths: dict[Bound, float] = {}
-        for part in (part for run in runs for part in run.bound_by.parts):
-            bound = Bound(part.what, part.whose)
-            lengths[bound] = lengths.get(bound, 0.0) + part.seconds
+        parts = together(part for run in runs for part in run.bound_by.parts)
         waits = [run.wait_share_mean for run in runs if run.wait_share_mean]
         waited = waits_text({cause: fmean(each.get(cause, 0.0) for each in waits) for each in waits for cause in each})
-        bound_by = f"bound by {sentence(parts_of(lengths))}" if lengths else ""
+        bound_by = f"bound by {sentence(parts)}" if parts else ""
         texts = filter(None, (bound_by, f"devices waited for {waited}" if waited else ""))
         told.append(f"{named(runs[0])}: {'; '.join(texts) or 'what bounded its rounds is not known'}.")
     return told
@@ -112,10 +108,15 @@ def no_formula(value: Any) -> Any:
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
     """One line per run; names as in summary.json, None empty."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "" if value is None else no_formula(value) for key, value in row.items()} for row in rows)
+    write_rows(out, rows)
     return out.getvalue()
+
+
+def write_rows(file: TextIO, rows: Sequence[dict[str, Any]]) -> None:
+    """The same into an open file."""
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: no_formula(value) for key, value in row.items()} for row in rows)
 
 
 def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs: Sequence[Paired] = ()) -> str:

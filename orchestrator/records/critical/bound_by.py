@@ -74,6 +74,15 @@ def parts_of(seconds: Mapping[Bound, float]) -> tuple[Part, ...]:
     return tuple(Part(bound.what, bound.whose, length, length / whole) for length, bound in rows)
 
 
+def together(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts of several rounds or runs as those of one."""
+    sums: dict[Bound, float] = {}
+    for part in parts:
+        bound = Bound(part.what, part.whose)
+        sums[bound] = sums.get(bound, 0.0) + part.seconds
+    return parts_of(sums)
+
+
 def waits_of_round(timeline: RoundTimeline, path: RoundPath | None) -> dict[str, dict[str, int]]:
     """Nanoseconds that each device waited in a finished round, by cause (`critical_path.WAITS`). A device that does not
     take part in it waits for nothing, and has no entry."""

@@ -22,6 +22,7 @@ from orchestrator.records.critical.event_graph import Bound, EventGraph, Parts, 
 from orchestrator.records.critical.round_jobs import HOST, SERVER, TURN, Jobs, SessionFacts
 from orchestrator.records.older_words import limit_of
 from orchestrator.records.run_index import RoundFacts
+from orchestrator.records.server_records import ServerStep
 from orchestrator.records.timeline.timeline import RoundTimeline
 
 NO_FACTS = "its records are of an older version and do not say when the server half could begin"
@@ -181,7 +182,7 @@ class _TurnThenWork:
         return (TURN, begin - start), (SERVER, end - begin)
 
 
-def _groups(steps: Iterable[t.ServerStep]) -> dict[str, frozenset[str]]:
+def _groups(steps: Iterable[ServerStep]) -> dict[str, frozenset[str]]:
     """For every device that shares its half: all devices of that half."""
     found: dict[str, frozenset[str]] = {}
     for step in steps:

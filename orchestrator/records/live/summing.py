@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -11,8 +12,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from edgebed.pacing import HOST
-from orchestrator.records.critical.bound_by import mean_shares, parts_of, sentence
-from orchestrator.records.critical.event_graph import Bound
+from orchestrator.records.critical.bound_by import mean_shares, sentence, together
 from orchestrator.records.critical.stragglers import CAUSES
 from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.crossing import time_to
@@ -25,7 +25,7 @@ from orchestrator.records.timeline.held import by_origin, early_s, late_rounds
 from orchestrator.records.timeline.host_index import host_index
 from orchestrator.records.timeline.in_quota import InQuota
 from orchestrator.records.timeline.timeline import WAITING
-from orchestrator.records.types import SIMULATED, RunStarted
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.vocabulary import server_note, threads_note
 
 NOT_COUNTED = ("offline", "unreported")
@@ -40,6 +40,7 @@ def summary_of(state: RunState) -> Summary:
     ends, sums = on_axis(state), _sums(state)
     rounds = _rounds(state, ends)
     devices = {name: _device(device, ends, sums) for name, device in state.devices.items()}
+    kept = [task for device in state.devices.values() for task in device.kept]
     in_quota = sum((device.in_quota for device in state.devices.values()), InQuota())
     seconds = [row.round_s for row in rounds]
     residuals = [row.timeline_residual for row in rounds if row.timeline_residual is not None]
@@ -54,9 +55,9 @@ def summary_of(state: RunState) -> Summary:
         batches_in_quota_share=in_quota.piece_share,
         late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
         early_s=_early(state),
-        reference_s=_reference_s(state),
+        reference_s=by_origin([*kept, *(row.server for row in state.rows)]),
         orchestrator_share_mean=_orchestrator_share(rounds),
-        devices_left_out=_left_out(state.rows),
+        devices_left_out=dict(sum((Counter(row.left_out) for row in state.rows), Counter())),
         events=state.happened,
         disturbed_rounds=_disturbed(rounds),
         bound_by=_bound_by(state.rows),
@@ -77,6 +78,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
     started, last = run.started, run.sessions[-1]
     infos = [info for session in run.sessions for info in session.started.devices]
     devices = started.devices
+    threads_follow = {device.profile: device.cpus for device in devices if not (device.unlimited or device.threads)}
     evaluated = [(at_s, accuracy) for i, at_s in ends if (accuracy := state.rows[i].accuracy) is not None]
     gaps = [gap for i, _ in ends if (gap := state.rows[i].gap_s) is not None]
     return Progress(
@@ -99,7 +101,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         server_cpus=started.server_cpus,
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
-        threads_note=threads_note(run.dilation, _limited_cpus(started)),
+        threads_note=threads_note(run.dilation, threads_follow),
         calibrated=run.calibrated and not _early(state) and not late_rounds((r.late_s, r.seconds) for r in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
@@ -127,20 +129,10 @@ def _early(state: RunState) -> dict[str, float]:
     return {name: early for name, early in found.items() if early}
 
 
-def _reference_s(state: RunState) -> dict[str, float]:
-    kept = [task for device in state.devices.values() for task in device.kept]
-    return by_origin([*kept, *(row.server for row in state.rows)])
-
-
 def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
     known = [(share, row.round_s) for row in rounds if (share := row.orchestrator_share) is not None]
     whole_s = sum(length_s for _, length_s in known)
     return sum(share * length_s for share, length_s in known) / whole_s if whole_s else None
-
-
-def _limited_cpus(started: RunStarted) -> dict[str, float]:
-    """CPUs by profile, without real boards and devices whose number of threads is set."""
-    return {device.profile: device.cpus for device in started.devices if not (device.unlimited or device.threads)}
 
 
 # ---- rounds ----
@@ -219,23 +211,10 @@ def _disturbed(rounds: Iterable[RoundFigures]) -> int | None:
     return sum(bool(causes) for causes in known) if known else None
 
 
-def _left_out(rows: Iterable[RoundRow]) -> dict[str, int]:
-    """Work of devices that was left out, by how."""
-    found: dict[str, int] = {}
-    for row in rows:
-        for how, count in row.left_out.items():
-            found[how] = found.get(how, 0) + count
-    return found
-
-
 def _bound_by(rows: Iterable[RoundRow]) -> BoundBy:
     finished = [row for row in rows if row.seconds is not None]
     known = [row.bounds for row in finished if row.bounds is not None]
-    sums: dict[Bound, float] = {}
-    for part in (part for bounds in known for part in bounds.parts):
-        bound = Bound(part.what, part.whose)
-        sums[bound] = sums.get(bound, 0.0) + part.seconds
-    parts = parts_of(sums)
+    parts = together(part for bounds in known for part in bounds.parts)
     why_not = next((row.why_not for row in finished if row.why_not), "")
     return BoundBy(sentence(parts), parts, len(known), why_not)
 
@@ -244,12 +223,10 @@ def _savings(rows: Iterable[RoundRow]) -> Savings:
     """The largest first; what was on no critical path saves nothing and is not named."""
     known = [row for row in rows if row.seconds is not None and row.bounds is not None and row.savings]
     saved: dict[tuple[str, str], float] = {}
-    slowest: dict[str, int] = {}
+    slowest = Counter(device for row in known for device in row.slowest)
     for row in known:
         for saving in (*(row.bounds.savings if row.bounds is not None else ()), *row.savings):
             saved[saving.what, saving.whose] = saved.get((saving.what, saving.whose), 0.0) + saving.saved_s
-        for device in row.slowest:
-            slowest[device] = slowest.get(device, 0) + 1
     found = sorted((Saving(*key, length) for key, length in saved.items()), key=lambda saving: -saving.saved_s)
     links = tuple(sorted(slowest, key=lambda device: (-slowest[device], device)))
     return Savings(sum((row.seconds or 0.0 for row in known), 0.0), links, tuple(found))

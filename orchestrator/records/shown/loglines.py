@@ -25,12 +25,8 @@ class LogLines:
     def _pairs(self, record: t.Record) -> dict[str, object] | None:
         match record:
             case t.RunStarted():
-                started: dict[str, object] = {
-                    "method": record.method,
-                    "enforcement": record.enforcement,
-                    "dilation": record.dilation,
-                }
-                return {"event": "run_started", "seed": record.seed, "devices": len(record.devices)} | started
+                about = {"method": record.method, "enforcement": record.enforcement, "dilation": record.dilation}
+                return {"event": "run_started", "seed": record.seed, "devices": len(record.devices), **about}
             case t.RoundStarted():
                 return self._of("round_started", record.round, devices=len(record.devices), lane=record.lane)
             case t.DeviceDone():
@@ -55,18 +51,14 @@ class LogLines:
             case t.DeviceLeft():
                 return {"event": "device_left", "device": record.device, "why": record.why}
             case t.LimitsSet():
-                limits: dict[str, object] = {
-                    "cpus": record.cpus,
-                    "up_bit_s": record.uplink_bit_s,
-                    "down_bit_s": record.downlink_bit_s,
-                }
-                about: dict[str, object] = {"why": record.why, "profile": record.profile}
-                return {"event": "limits_set", "device": record.device} | about | limits
+                about = {"device": record.device, "why": record.why, "profile": record.profile}
+                rates = {"up_bit_s": record.uplink_bit_s, "down_bit_s": record.downlink_bit_s}
+                return {"event": "limits_set", **about, "cpus": record.cpus, **rates}
             case t.Fault():
                 return {"event": "fault", "device": record.device, "what": record.what}
             case t.ScenarioStep():
-                step: dict[str, object] = {"kind": record.kind, "begins": record.begins, "asked": record.asked}
-                return {"event": "scenario", "device": record.device} | step | {"error": record.error}
+                step = {"kind": record.kind, "begins": record.begins, "asked": record.asked}
+                return {"event": "scenario", "device": record.device, **step, "error": record.error}
             case t.RunFinished():
                 return {"event": "run_finished", "why": record.why}
             case _:

@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.live.run_state import RunState
-from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.run_index import Session
 from orchestrator.records.shown.round_view import joined
-from orchestrator.records.timeline.disturbance import hosts_of_rounds, works_of
-from orchestrator.records.timeline.limits_in_force import LimitsInForce
+from orchestrator.records.timeline.disturbance import usual_loop_ms
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
-from orchestrator.records.timeline.utilisation import DeviceLoad, loads_of
+from orchestrator.records.timeline.utilisation import DeviceLoad
 from orchestrator.records.words.drawing import six_digits, stride
 from orchestrator.records.words.vocabulary import disturbances
 
@@ -46,20 +45,19 @@ class RoundOnAxis(msgspec.Struct, frozen=True):
 def of_state(state: RunState) -> dict[str, Any]:
     """Of a run that goes on: the axis is that of the page's curves."""
     rounds = [
-        RoundOnAxis(
-            row.number + 1,
-            row.axis_s,
-            row.end_s,
-            {name: device.loads[index] for name, device in state.devices.items()},
-            row.host.cores,
-            row.disturbed or (),
-        )
+        _round(state, index, row.axis_s, row.end_s, row.disturbed)
         for index, row in enumerate(state.rows)
         if row.seconds is not None
     ]
     rows = {name: list(_worked(state, name)) for name in state.devices}
     slowed = {name: device.slowed for name, device in state.devices.items()}
     return _drawn(rounds, rows, slowed, int(state.elapsed_s * 1e9))
+
+
+def _round(state: RunState, index: int, start_s: float, end_s: float, disturbed: Sequence[str] | None) -> RoundOnAxis:
+    row = state.rows[index]
+    loads = {name: device.loads[index] for name, device in state.devices.items()}
+    return RoundOnAxis(row.number + 1, start_s, end_s, loads, row.host.cores, disturbed or ())
 
 
 def _worked(state: RunState, name: str) -> Iterable[Segment]:
@@ -83,60 +81,52 @@ def _worked(state: RunState, name: str) -> Iterable[Segment]:
 
 
 class OverTime:
-    """Takes the timelines of a run that is over, in their order. The axis is the wall clock since the first round,
-    evaluations included; a session begins where the one before it ended."""
+    """Takes the timelines of a run that is over, as `settling.explained` gives them. The axis is the wall clock since
+    the first round, evaluations included; a session begins where the one before it ended."""
 
-    def __init__(self, run: RunFacts) -> None:
+    def __init__(self, state: RunState) -> None:
+        self._state = state
         self._begin: dict[int, int] = {}
-        self._sessions: dict[int, Session] = {}
         before = 0
-        for session in run.sessions:
+        for session in state.sessions:
             ends = [facts.end_ns for facts in session.rounds.values()]
             self._begin[id(session)] = int(session.begin_ns - before * session.started.dilation)
             before += int((max(ends) - session.begin_ns) / session.started.dilation) if ends else 0
-        self._sessions = {id(facts): session for session, facts in run.rounds()}
-        self._works = {id(session): works_of(session) for session in run.sessions}
-        self._limits = {id(session): LimitsInForce(session) for session in run.sessions}
-        self._memory = {info.name: info.memory_mib for s in run.sessions for info in s.started.devices}
-        self._hosts, self._total_ns, self._run = hosts_of_rounds(run), before, run
-        self._segments: dict[str, list[Segment]] = {name: [] for name in self._memory}
+        self._sessions = {id(facts): session for session, facts in state.run.rounds()}
+        self._total_ns = before
+        self._segments: dict[str, list[Segment]] = {
+            info.name: [] for session in state.sessions for info in session.started.devices
+        }
         self._finest_ns = _finest(before, len(self._segments))
-        self._rounds: list[RoundOnAxis] = []
 
     def add(self, timeline: RoundTimeline) -> None:
-        facts = timeline.facts
+        session = self._sessions[id(timeline.facts)]
         for name, device in timeline.devices.items():
-            own = [self._moved(segment, facts) for segment in device.segments]
+            own = [self._moved(segment, session) for segment in device.segments]
             self._segments.setdefault(name, []).extend(joined(own, self._finest_ns))
-        if facts.finished is None:
-            return
-        session, host = self._sessions[id(facts)], self._hosts[facts.number]
-        start_s = self._at(facts.start_ns, facts) / 1e9
-        self._rounds.append(
-            RoundOnAxis(
-                facts.number + 1,
-                start_s,
-                start_s + facts.finished.seconds / facts.dilation,
-                loads_of(facts, self._works[id(session)], self._limits[id(session)], self._memory),
-                host.cores,
-                host.causes or (),
-            )
-        )
 
-    def _at(self, at_ns: int, facts: RoundFacts) -> int:
-        return int((at_ns - self._begin[id(self._sessions[id(facts)])]) / facts.dilation)
+    def _at(self, at_ns: int, session: Session) -> int:
+        return int((at_ns - self._begin[id(session)]) / session.started.dilation)
 
-    def _moved(self, segment: Segment, facts: RoundFacts) -> Segment:
+    def _moved(self, segment: Segment, session: Session) -> Segment:
         """On the axis; details would keep neighbours apart."""
-        return Segment(segment.name, self._at(segment.start_ns, facts), self._at(segment.end_ns, facts))
+        return Segment(segment.name, self._at(segment.start_ns, session), self._at(segment.end_ns, session))
 
     def result(self) -> dict[str, Any]:
-        return _drawn(self._rounds, self._segments, self._slowed(), self._total_ns)
+        """All rounds must have passed."""
+        state, rounds = self._state, []
+        usual_ms = usual_loop_ms(row.host for row in state.rows)
+        for index, row in enumerate(state.rows):
+            if row.seconds is not None:
+                start_s = self._at(row.start_ns, state.sessions[row.session]) / 1e9
+                disturbed = row.host.compared(usual_ms).causes
+                rounds.append(_round(state, index, start_s, start_s + row.seconds, disturbed))
+        return _drawn(rounds, self._segments, self._slowed(), self._total_ns)
 
     def _slowed(self) -> dict[str, list[tuple[str, float, float]]]:
         """By board: what slowed it down, from and to on the axis."""
         found: dict[str, list[tuple[str, float, float]]] = {}
-        for session in self._run.sessions:
+        for session in self._state.sessions:
             begin_ns, scale = self._begin[id(session)], 1e9 * session.started.dilation
             for name, device in session.devices.items():
                 for mark, *ends in ((each.mark, each.begin_ns, each.end_ns) for each in device.slowed):

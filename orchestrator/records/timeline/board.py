@@ -9,7 +9,7 @@ import msgspec
 
 from edgebed.wire.reading import BoardReading
 from orchestrator.records.board_marks import MARKS, marks_of
-from orchestrator.records.run_index import DeviceFacts, RoundFacts, RunFacts
+from orchestrator.records.run_index import DeviceFacts, RunFacts
 from orchestrator.records.words.formatting import NONE, number, percent, seconds
 
 GAP_NS = 10_000_000_000
@@ -89,22 +89,6 @@ def line_of(device: DeviceFacts) -> BoardLine:
         [watts for _, watts in power],
         [marks_of(reading) for _, reading in placed],
     )
-
-
-def boards_of_rounds(run: RunFacts) -> dict[int, dict[str, BoardRound]]:
-    """By number of a finished round, what every board's sensors said of it; a device without readings has no entry."""
-    lines = {
-        id(session): {name: line_of(device) for name, device in session.devices.items() if device.readings}
-        for session in run.sessions
-    }
-    return {facts.number: _of_round(facts, lines[id(session)]) for session, facts in run.rounds()}
-
-
-def _of_round(facts: RoundFacts, lines: dict[str, BoardLine]) -> dict[str, BoardRound]:
-    if facts.finished is None:
-        return {}
-    end_ns = facts.finished.at_ns
-    return {name: line.in_round(facts.start_ns, end_ns) for name, line in lines.items() if facts.window_end(name)}
 
 
 BOARD_COLUMNS = (

@@ -15,7 +15,7 @@ import msgspec
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records.host_records import HostRound, NodeRound
-from orchestrator.records.run_index import RoundFacts, RunFacts, Session
+from orchestrator.records.run_index import RoundFacts, Session
 from orchestrator.records.timeline.held import held_task
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.types import Record
@@ -132,17 +132,6 @@ def not_got_s(cpus: float, work: TaskWork, delayed_s: float, throttled_s: float)
         throttled_s: the quota stopped them.
     """
     return max(0.0, min(cpus * work.wall_s - work.cpu_s, delayed_s - throttled_s))
-
-
-def hosts_of_rounds(run: RunFacts) -> dict[int, HostOfRound]:
-    """What the host did in every round that counts, by number."""
-    works = {id(session): works_of(session) for session in run.sessions}
-    limits = {id(session): LimitsInForce(session) for session in run.sessions}
-    found = {
-        facts.number: host_of_round(facts, works[id(session)], limits[id(session)]) for session, facts in run.rounds()
-    }
-    usual_ms = usual_loop_ms(found.values())
-    return {number: host.compared(usual_ms) for number, host in found.items()}
 
 
 def usual_loop_ms(hosts: Iterable[HostOfRound]) -> float | None:

@@ -86,19 +86,9 @@ class DeviceTimeline(msgspec.Struct, frozen=True):
         wrong = abs(self.window_ns - self.named_ns) + self.overlap_ns + self.disorder_ns
         return wrong / self.window_ns if self.window_ns else 0.0
 
-    def totals(self, start_ns: int = 0, end_ns: int = FOREVER) -> dict[str, int]:
-        """Nanoseconds by name between two times of the orchestrator's clock."""
-        if not start_ns:
-            return self._until(end_ns)
-        sums: dict[str, int] = {}
-        for segment in self.segments:
-            length = min(segment.end_ns, end_ns) - max(segment.start_ns, start_ns)
-            if length > 0:
-                sums[segment.name] = sums.get(segment.name, 0) + length
-        return sums
-
-    def _until(self, end_ns: int) -> dict[str, int]:
-        """All sums less what lies after `end_ns`, which is little."""
+    def totals(self, end_ns: int = FOREVER) -> dict[str, int]:
+        """Nanoseconds by name until `end_ns` of the orchestrator's clock: all sums less what lies after it, which is
+        little."""
         sums = dict(self.sums)
         for segment in reversed(self.segments):
             if segment.end_ns <= end_ns:

@@ -166,7 +166,9 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 def css() -> str:
     """Custom properties for both themes, and rules: `p-NAME` for phases, `k-CAUSE` for causes, `cN` for methods."""
-    light, dark = (_properties(theme) for theme in ("light", "dark"))
+    light, dark = (
+        " ".join(f"--p-{name}: {getattr(one, theme)};" for name, one in PHASES.items()) for theme in ("light", "dark")
+    )
     like = {name or "none": phase for name, phase in COLOURED_AS.items()} | {"out": "unreported"}
     rules = [
         f":root {{ {light} }}",
@@ -179,10 +181,6 @@ def css() -> str:
         *(f"rect.p-{name} {{ fill: url(#hatch-{name}); }}" for name in WAITS),
     ]
     return "\n".join(rules) + "\n"
-
-
-def _properties(theme: str) -> str:
-    return " ".join(f"--p-{name}: {getattr(one, theme)};" for name, one in PHASES.items())
 
 
 def _lengths(dash: tuple[int, ...]) -> str:
