@@ -33,7 +33,7 @@ from orchestrator.fleet.docker.devices import (
 from orchestrator.fleet.docker.image import ensure_image
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, used_subnets
 from orchestrator.fleet.host.checkup import HostNeeds
-from orchestrator.fleet.many_hosts import Certifier, FarEnd, NodeReading, TlsListener
+from orchestrator.fleet.many_hosts import Certifier, FarEnds, NodeReading, TlsListener
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.spec.profile import FleetSpec
@@ -41,7 +41,7 @@ from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm import nodes as on_node
 from orchestrator.fleet.swarm.admission import AdmittedToSwarm, admit_swarm
 from orchestrator.fleet.swarm.clocks import drift_note
-from orchestrator.fleet.swarm.far_end import NodesEnd
+from orchestrator.fleet.swarm.far_end import nodes_ends
 from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
 from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
@@ -199,8 +199,8 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         key, certificate = self._ca.server_pair([self._address], dt.datetime.now(dt.UTC))
         return TlsListener(self._address, self._ca.pem, certificate, key)
 
-    def far_end(self) -> FarEnd:
-        return NodesEnd(self._alive_links(), self._placement.node_of, self.host_of(""))
+    def far_ends(self) -> FarEnds:
+        return nodes_ends(self._alive_links(), self._placement.node_of, self.host_of(""))
 
     def _alive_links(self) -> dict[str, NodeLink]:
         return {id: link for id, link in self._links.items() if id not in self._lost}
