@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -73,6 +73,11 @@ def is_dead(owner: Owner | None) -> bool:
     if owner.pid_namespace != _pid_namespace():
         return _is_empty(owner.pid_namespace)
     return _started(owner.pid) != owner.started and not _is_hidden(owner.pid)
+
+
+def is_orphan(labels: Mapping[str, str] | None) -> bool:
+    """Whether the owner that the labels of a container, network, volume or service name is certainly dead."""
+    return is_dead(parse_owner((labels or {}).get(OWNER, "")))
 
 
 def _machine() -> str:

@@ -10,12 +10,14 @@ import asyncio
 import datetime as dt
 import functools
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import docker.types
+import msgspec
 
 from edgebed.errors import FleetError
 from orchestrator.fleet import ownership
@@ -42,7 +44,7 @@ from orchestrator.fleet.swarm import nodes as on_node
 from orchestrator.fleet.swarm.admission import AdmittedToSwarm, admit_swarm
 from orchestrator.fleet.swarm.clocks import drift_note
 from orchestrator.fleet.swarm.far_end import nodes_ends
-from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
+from orchestrator.fleet.swarm.helpers import PORTS, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
 from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
 from orchestrator.fleet.swarm.node_link import NodeLink, Told
@@ -123,7 +125,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         between them. The broker needs no address that agents reach, but that of `tls_listener`."""
         self._image = await self._making.run(self._ready_image)
         await asyncio.to_thread(self._manager.remove_dead)
-        port = choose_port(self._file.helper_port)
+        port = self._file.helper_port or random.choice(PORTS)
         credentials = write_credentials(self._folder, self._ca)
         self._links = await start_helpers(
             self._manager, self._placement.nodes, self._image, self._fleet_id, self._ca, credentials, port
@@ -363,6 +365,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
     def _look(self, device: str, container: Any) -> Seen:
         if container.status != "running":
             raise FleetError(f"the container of {device} is {container.status}")
-        look, node = self._shaper_of(device).look(container), self._link_of(device).node
-        details = {"node": node.name, "shaped from": self._shaper_of(device).route, "read from": "the node's kernel"}
-        return Seen(look.group, look.shaped, look.counted, details)
+        shaper, node = self._shaper_of(device), self._link_of(device).node
+        details = {"node": node.name, "shaped from": shaper.route, "read from": "the node's kernel"}
+        return msgspec.structs.replace(shaper.look(container), details=details)
