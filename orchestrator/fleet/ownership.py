@@ -186,18 +186,9 @@ def is_abandoned(folder: Path) -> bool:
     user (or we are root)."""
     try:
         mine = os.geteuid() in (0, folder.lstat().st_uid)
-        if not mine or folder.is_symlink():
-            return False
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return mine and not folder.is_symlink() and not is_held(folder / LOCK)
     except OSError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
 
 
 def abandoned() -> Iterator[Path]:
@@ -208,7 +199,8 @@ def abandoned() -> Iterator[Path]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds this file's lock. Raises OSError where the file cannot be opened."""
+    """Whether a living process holds this file's lock. Raises OSError where the file cannot be opened or
+    locked."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
