@@ -16,12 +16,13 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
 from edgebed.limits.spec import NONE_SET
 from edgebed.limits.throttle import confirm, held_by_kernel
+from edgebed.link.connection import Address
 from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
 from orchestrator.files.shared_lock import lock_in_time
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Enforcement, Held
 from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
 from orchestrator.fleet.local.processes import set_stopped, use_of
@@ -133,14 +134,14 @@ class LocalBackend(NamedBackend):
     def host_of(self, device: str) -> str:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         await self._start_fork_server()
         for name in self._names:
             self.forks[name] = self._fork_of(name, access[name], shards[name])
             self._send(self.forks[name])
         await self._until(lambda: set(self.pids) == set(self._names), "the agents were not forked")
 
-    def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
+    def _fork_of(self, name: str, access: Address, shard: Path) -> Fork:
         return Fork(
             device=name,
             argv=("--fleet", self._fleet_id, "--device", name),

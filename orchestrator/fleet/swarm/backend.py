@@ -20,8 +20,9 @@ import docker.types
 import msgspec
 
 from edgebed.errors import FleetError
+from edgebed.link.connection import Address
 from orchestrator.fleet import ownership
-from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
@@ -105,7 +106,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         self._links: dict[str, NodeLink] = {}
         self._shapers: dict[str, NodeShaper] = {}
         self._services: dict[str, str] = {}
-        self._access: dict[str, Access] = {}
+        self._access: dict[str, Address] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._shards: dict[str, Path] = {}
         self._first: dict[str, Told] = {}  # by node, what its helper told at the start, and last
@@ -207,7 +208,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
     def _alive_links(self) -> dict[str, NodeLink]:
         return {id: link for id, link in self._links.items() if id not in self._lost}
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
         loop, any_access = asyncio.get_running_loop(), next(iter(access.values()))
         for link in self._links.values():
