@@ -16,7 +16,6 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -150,7 +149,7 @@ class OwnedFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgebed.errors import FleetError, LimitError, WireError
@@ -20,7 +20,7 @@ from edgebed.link.connection import Address
 from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
-from orchestrator.files.shared_lock import lock_in_time
+from orchestrator.files.shared_lock import shared_lock
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Enforcement, Held
 from orchestrator.fleet.host.checkup import HostNeeds
@@ -104,7 +104,9 @@ class LocalBackend(NamedBackend):
         return [wire.host_address for wire in self._wires.values()]
 
     def _make(self) -> None:
-        with _one_at_a_time(self._making.go_on):
+        leftovers.STATE.mkdir(parents=True, exist_ok=True)
+        # Two fleets that look for subnets at the same time would choose the same ones.
+        with shared_lock(leftovers.STATE / "lock", LOCK_S, self._making.go_on):
             leftovers.collect()
             self._folder.mkdir(parents=True)
             self._owned = ownership.hold(self._folder)
@@ -377,13 +379,3 @@ class SoftwareBackend(LocalBackend):
     enforcement `software`."""
 
     needs = HostNeeds(software=True)
-
-
-@contextlib.contextmanager
-def _one_at_a_time(go_on: Callable[[], None]) -> Iterator[None]:
-    """Lock the choice of subnets: two fleets that look at the same time would choose the same ones."""
-    leftovers.STATE.mkdir(parents=True, exist_ok=True)
-    path = leftovers.STATE / "lock"
-    with path.open("w") as lock:
-        lock_in_time(lock.fileno(), path, LOCK_S, go_on)
-        yield
