@@ -94,7 +94,7 @@ async def _efficiency(controller: FleetController, limits: Limits, way: Grain) -
 async def _probe(controller: FleetController, limits: Limits, kind: str, seconds: float = 0.0) -> ProbeResult:
     times = TIMES if limits.cpus * TIMES > seconds * 10 else 3
     probe = Probe(id=uuid.uuid4().hex, kind=kind, seconds=seconds, period_s=limits.period_us / 1e6, times=times)
-    result = await controller.probe(DEVICE, probe)
+    result = await controller.membership.probe(DEVICE, probe)
     if result.error:
         raise RuntimeError(result.error)
     return result

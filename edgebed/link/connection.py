@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import paho.mqtt.client as paho
@@ -41,6 +42,11 @@ class Address(Guarded, frozen=True):
     @property
     def is_path(self) -> bool:
         return self.host.startswith("/")
+
+    @property
+    def url(self) -> str:
+        """With user and password, as an agent is told it."""
+        return f"mqtt://{quote(self.username, safe='')}:{quote(self.password, safe='')}@{self.host}:{self.port}"
 
     def __str__(self) -> str:
         return self.host if self.is_path else f"{self.host}:{self.port}"

@@ -20,13 +20,14 @@ import msgspec
 from edgebed.datasets.shard import sha256_of
 from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.throttle import confirm
+from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, decode_json
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import Topics
 from orchestrator.boards.boards_broker import BoardsBroker
 from orchestrator.boards.service_folder import ServiceFolder
-from orchestrator.fleet.base import ALONE, Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, Enforcement, Held
 from orchestrator.fleet.spec.profile import FleetSpec, Limits
 
 CONNECT_S, RECONNECT_S = 10.0, 45.0
@@ -124,7 +125,7 @@ class BoardsBackend:
         """False: a board starts its agent by itself, after a reboot too."""
         return False
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         alone_s = float(os.environ.get(ALONE, "1800"))
         sums = await asyncio.to_thread(self._offer, {name: shards[name] for name in self._ids})
         for name, sha256 in sums.items():

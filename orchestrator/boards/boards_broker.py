@@ -16,7 +16,6 @@ from edgebed.module_process import module_command
 from edgebed.timeouts import end
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from orchestrator.broker.child import END_S, begin
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.ownership import OwnedFolder
 
 START_S = 40.0
@@ -50,7 +49,7 @@ class BoardsBroker:
             raise LinkError("the boards service does not run", hint=START)
         return live.broker
 
-    def access(self, host: str, device: str) -> Access:
+    def access(self, host: str, device: str) -> Address:
         """Never called: boards have certificates."""
         raise LookupError(device)
 

@@ -33,7 +33,6 @@ from orchestrator.broker.child import Child
 from orchestrator.broker.mosquitto import socket_path
 from orchestrator.broker.own import PASSWORD, USER, OwnBroker, is_this_host
 from orchestrator.broker.runner import BACKLOG, Listen, Runner
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.many_hosts import TlsListener
 from orchestrator.fleet.ownership import OwnedFolder
 
@@ -67,14 +66,14 @@ class Broker:
         self.kind, self.address, self.port = kind, address, port
         self._users, self._runner, self._restart = users, runner, restart
 
-    def access(self, host: str, device: str) -> Access:
+    def access(self, host: str, device: str) -> Address:
         """How a device reaches the broker that calls this host `host` (a broker elsewhere has its own name). Each has a
         user of its own, unless a broker of the user's own has one for all."""
         ours = self._runner is not None or is_this_host(self.address.host)
         user, password = self.address.username, self.address.password
         if device in self._users:
             user, password = device, self._users[device]
-        return Access(host if ours else self.address.host, self.port, user, password)
+        return Address(host if ours else self.address.host, self.port, user, password)
 
     def pid(self) -> int | None:
         """Its process; None if the broker is not ours, or not on this host."""

@@ -15,12 +15,12 @@ from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.link import link_probe
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.calibration import verdicts
-from orchestrator.calibration.far_end import far_end
+from orchestrator.calibration.far_end import far_ends
 from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Backend, Held
 from orchestrator.fleet.host.cores import Disturbance, HostWatch, tick_s, usable_cores
-from orchestrator.fleet.many_hosts import FarEnd
+from orchestrator.fleet.many_hosts import ProbePeer
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
 
@@ -81,8 +81,8 @@ async def calibrate(
     plan = verdicts.short_plan(len(limits)) if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
     done, rows = 0.0, list[Calibrated]()
-    async with far_end(backend, limits) as peer:
-        bench = Bench(backend, limits, prober, peer, ceilings=ceilings)
+    async with far_ends(backend, limits) as peers:
+        bench = Bench(backend, limits, prober, peers, ceilings=ceilings)
         for item in plan:
             for row in await bench.item(item):
                 rows.append(row)
@@ -96,9 +96,15 @@ class Bench:
     """Measures the items of a plan on a fleet's devices, failed rows again."""
 
     def __init__(
-        self, backend: Backend, limits: Mapping[str, Limits], prober: Prober, peer: FarEnd, *, ceilings: bool = False
+        self,
+        backend: Backend,
+        limits: Mapping[str, Limits],
+        prober: Prober,
+        peers: Mapping[str, ProbePeer],
+        *,
+        ceilings: bool = False,
     ) -> None:
-        self._backend, self._limits, self._prober, self._peer = backend, limits, prober, peer
+        self._backend, self._limits, self._prober, self._peers = backend, limits, prober, peers
         self._cores, self._tick_s = usable_cores(), tick_s() or verdicts.TICK_S
         self._ceilings = ceilings
 
@@ -201,7 +207,7 @@ class Bench:
         rate = limits.uplink_bit_s if item.kind == "upload" else limits.downlink_bit_s
         size, host = item.bytes_for(rate), self._backend.host_of(device)
         moved = await move(
-            self._prober, self._peer.of(device), device, host, item.kind, size, item.connections, size * 8 / rate
+            self._prober, self._peers[device], device, host, item.kind, size, item.connections, size * 8 / rate
         )
         return verdicts.judge_link(await self._context(device), item, moved.seconds, moved.payload, moved.error)
 

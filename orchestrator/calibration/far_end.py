@@ -1,58 +1,30 @@
-"""The far end of a fleet's link probes: in this process, or where its backend has it."""
+"""The far ends of a fleet's link probes: in this process, or where its backend has them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping
 
 from edgebed.link.probe_server import ProbeServer
 from orchestrator.fleet.base import Backend
-from orchestrator.fleet.many_hosts import FarEnd, ManyHosts, ProbePeer
+from orchestrator.fleet.many_hosts import ManyHosts, ProbePeer
 from orchestrator.fleet.mixed import MixedBackend
 
 
-def far_end(backend: Backend, devices: Collection[str]) -> FarEnd:
+@contextlib.asynccontextmanager
+async def far_ends(backend: Backend, devices: Collection[str]) -> AsyncIterator[Mapping[str, ProbePeer]]:
+    """By device. In this process they listen on this host's ends of the devices' links."""
     if isinstance(backend, MixedBackend):
-        of = {device: backend.of(device) for device in devices}
-        backends = dict.fromkeys(of.values())
-        return _Several({each: far_end(each, [name for name in of if of[name] is each]) for each in backends}, of)
-    return backend.far_end() if isinstance(backend, ManyHosts) else _Here(backend, devices)
-
-
-class _Here:
-    """In this process, on this host's ends of the devices' links."""
-
-    def __init__(self, backend: Backend, devices: Collection[str]) -> None:
+        ends: dict[str, ProbePeer] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            for each in dict.fromkeys(map(backend.of, devices)):
+                names = [device for device in devices if backend.of(device) is each]
+                ends |= await stack.enter_async_context(far_ends(each, names))
+            yield ends
+    elif isinstance(backend, ManyHosts):
+        async with backend.far_ends() as theirs:
+            yield theirs
+    else:
         outside = {backend.host_of(device) for device in devices if not backend.pins(device)}
-        self._server = ProbeServer((backend.host_of(device) for device in devices), outside)
-
-    async def __aenter__(self) -> FarEnd:
-        await self._server.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.__aexit__()
-
-    def of(self, device: str) -> ProbePeer:
-        return self._server
-
-
-class _Several:
-    """Of a fleet of several backends: that of each backend for its devices."""
-
-    def __init__(self, ends: Mapping[Backend, FarEnd], of: Mapping[str, Backend]) -> None:
-        self._ends, self._backend_of = ends, of
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> FarEnd:
-        async with AsyncExitStack() as stack:
-            for end in self._ends.values():
-                await stack.enter_async_context(end)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    def of(self, device: str) -> ProbePeer:
-        return self._ends[self._backend_of[device]].of(device)
+        async with ProbeServer((backend.host_of(device) for device in devices), outside) as server:
+            yield dict.fromkeys(devices, server)

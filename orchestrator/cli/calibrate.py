@@ -77,7 +77,7 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
             result = await calibrate(
                 controller.backend,
                 controller.limits,
-                controller.prober,
+                controller.membership,
                 short=short,
                 on_row=lambda row: None,
                 on_item=lambda share: progress.update(task, completed=share),

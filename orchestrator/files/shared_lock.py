@@ -17,13 +17,22 @@ TEMPORARY = Path("/tmp")
 
 
 @contextlib.contextmanager
-def shared_lock(path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
+def shared_lock(
+    path: Path, limit_s: float, go_on: Callable[[], None] = lambda: None, kind: int = fcntl.LOCK_EX
+) -> Iterator[None]:
     """Hold the lock of a file in TEMPORARY, which is made if it is missing. Arguments and errors as in
     `lock_in_time`."""
+    with opened(path) as file:
+        lock_in_time(file, path, limit_s, go_on, kind)
+        yield
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """The file that `open_lock` opens, until the block ends."""
     file = open_lock(path)
     try:
-        lock_in_time(file, path, limit_s, go_on)
-        yield
+        yield file
     finally:
         os.close(file)
 

@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from orchestrator.files.shared_lock import TEMPORARY, lock_in_time, open_lock
+from orchestrator.files.shared_lock import TEMPORARY, lock_in_time, opened, shared_lock
 
 PAUSE_S = 30.0
 """Seconds within which computations pause."""
@@ -36,7 +37,7 @@ def _file(name: str) -> Path:
 def timed(notify: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Hold the host for something whose time matters. Raises FleetError where a computation does not pause in time."""
     path = _file("computing")
-    with _held("timed"), _opened(path) as file:
+    with _held("timed"), opened(path) as file:
         if not _free(file):
             notify("waiting until computations on this host pause")
             lock_in_time(file, path, PAUSE_S)
@@ -46,32 +47,17 @@ def timed(notify: Callable[[str], None] = lambda line: None) -> Iterator[None]:
 
 def is_timed() -> bool:
     """Whether anything that is timed holds the host."""
-    with _opened(_file("timed")) as file:
+    with opened(_file("timed")) as file:
         return not _free(file)
 
 
-@contextlib.contextmanager
-def computing() -> Iterator[None]:
+def computing() -> AbstractContextManager[None]:
     """Work that pauses while `is_timed`."""
-    with _held("computing"):
-        yield
+    return _held("computing")
 
 
-@contextlib.contextmanager
-def _held(name: str) -> Iterator[None]:
-    path = _file(name)
-    with _opened(path) as file:
-        lock_in_time(file, path, PAUSE_S, kind=fcntl.LOCK_SH)
-        yield
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    file = open_lock(path)
-    try:
-        yield file
-    finally:
-        os.close(file)
+def _held(name: str) -> AbstractContextManager[None]:
+    return shared_lock(_file(name), PAUSE_S, kind=fcntl.LOCK_SH)
 
 
 def _free(file: int) -> bool:

@@ -11,9 +11,7 @@ import enum
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
 
-from edgebed.guarded import Guarded
 from edgebed.limits.spec import Held as Held
 from edgebed.limits.spec import Limits
 from edgebed.link.connection import Address
@@ -37,20 +35,6 @@ class Enforcement(enum.StrEnum):
     """Nothing: all devices are real boards."""
 
 
-class Access(Guarded, frozen=True):
-    """How an agent reaches the broker."""
-
-    host: str
-    port: int
-    username: str
-    password: str
-
-    @property
-    def url(self) -> str:
-        """With user and password."""
-        return f"mqtt://{quote(self.username, safe='')}:{quote(self.password, safe='')}@{self.host}:{self.port}"
-
-
 class BrokerAccess(Protocol):
     """Tells how a device reaches the broker."""
 
@@ -61,7 +45,7 @@ class BrokerAccess(Protocol):
     def pid(self) -> int | None:
         """The broker's process on this host, if it is ours."""
 
-    def access(self, host: str, device: str) -> Access:
+    def access(self, host: str, device: str) -> Address:
         """Address and user for a device that reaches this machine as `host`."""
 
 
@@ -85,7 +69,7 @@ class Backend(Protocol):
         """Whether agents of this device run only where this backend has started them. Then another agent with the
         device's name is refused until the backend starts one."""
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         """Start one agent per device without limits. Raises FleetError."""
 
     async def limit(self, device: str, limits: Limits) -> Held:

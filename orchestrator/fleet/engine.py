@@ -11,7 +11,7 @@ import docker
 import docker.errors
 
 from edgebed.errors import FleetError
-from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
+from orchestrator.fleet.ownership import OWNER, is_orphan
 
 FLEET, DEVICE = "edgebed.fleet", "edgebed.device"
 
@@ -56,7 +56,7 @@ def dead_things(client: Any) -> list[tuple[str, Any]]:
     containers = client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
     networks = client.networks.list(filters={"label": OWNER})
     made = [("container", thing) for thing in containers] + [("network", thing) for thing in networks]
-    return [(kind, thing) for kind, thing in made if is_dead(parse_owner(_labels(thing).get(OWNER, "")))]
+    return [(kind, thing) for kind, thing in made if is_orphan(_labels(thing))]
 
 
 def used_subnets(client: Any) -> list[IPv4Network]:
@@ -68,7 +68,7 @@ def used_subnets(client: Any) -> list[IPv4Network]:
 def owners(client: Any) -> dict[str, tuple[str, bool]]:
     """Id of the fleet of every running container, and whether its owner is certainly dead, by the container's id."""
     containers = client.containers.list(filters={"label": FLEET}, ignore_removed=True)
-    return {each.id: (_labels(each)[FLEET], is_dead(parse_owner(_labels(each).get(OWNER, "")))) for each in containers}
+    return {each.id: (_labels(each)[FLEET], is_orphan(_labels(each))) for each in containers}
 
 
 def remove_named(client: Any, kind: str, name: str) -> None:

@@ -82,7 +82,7 @@ def _local_fleets() -> Iterator[Leftover]:
         return
     for folder in sorted(STATE.iterdir()):
         if folder.is_dir() and ownership.is_abandoned(folder):
-            names = [*_namespaces(folder.name), *_cgroup_names(folder.name)]
+            names = [*_namespaces(folder.name), *_cgroups(f"{folder.name}-*")]
             why = f"its orchestrator has ended; namespaces and cgroups: {', '.join(names) or 'none'}"
             yield Leftover("local fleet", folder.name, why)
 
@@ -90,7 +90,7 @@ def _local_fleets() -> Iterator[Leftover]:
 def remove_fleet(fleet_id: str) -> None:
     """Kill the processes of a local fleet and remove its namespaces, links, cgroups and files. Does not raise for
     things that are already gone."""
-    cgroups = [Cgroup.named(name) for name in _cgroup_names(fleet_id)]
+    cgroups = [Cgroup.named(name) for name in _cgroups(f"{fleet_id}-*")]
     deadline = time.monotonic() + DEADLINE_S
     while cgroups and time.monotonic() < deadline:
         for cgroup in cgroups:
@@ -105,10 +105,6 @@ def remove_fleet(fleet_id: str) -> None:
 
 def _namespaces(fleet_id: str) -> list[str]:
     return [] if missing_tools("ip") else [n for n in netns.existing() if n.startswith(f"edgebed-{fleet_id}-")]
-
-
-def _cgroup_names(fleet_id: str) -> list[str]:
-    return _cgroups(f"{fleet_id}-*")
 
 
 def _cgroups(pattern: str) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
@@ -49,12 +50,8 @@ class ProbePeer(Protocol):
     async def forget(self, probe_id: str) -> None: ...
 
 
-class FarEnd(Protocol):
-    """The other ends of a backend's link probes. They listen while the `async with` block runs."""
-
-    async def __aenter__(self) -> FarEnd: ...
-    async def __aexit__(self, *_: object) -> None: ...
-    def of(self, device: str) -> ProbePeer: ...
+FarEnds = AbstractAsyncContextManager[Mapping[str, ProbePeer]]
+"""The other ends of link probes, by device. They listen while the `async with` block runs."""
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -99,5 +96,5 @@ class ManyHosts(Protocol):
     def tls_listener(self) -> TlsListener:
         """Where the broker must listen for it. Call it after `prepare`."""
 
-    def far_end(self) -> FarEnd:
+    def far_ends(self) -> FarEnds:
         """Link probes end on the host of their device, not here."""

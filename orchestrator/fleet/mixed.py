@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from orchestrator.fleet.base import Access, Backend, Held
+from edgebed.link.connection import Address
+from orchestrator.fleet.base import Backend, Held
 from orchestrator.fleet.many_hosts import ManyHosts
 from orchestrator.fleet.spec.profile import Limits
 
@@ -37,7 +38,7 @@ class MixedBackend:
     def pins(self, device: str) -> bool:
         return self.of(device).pins(device)
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         for backend, ours in ((self._there, True), (self.here, False)):
             mine = [name for name in shards if (name in self._names) == ours]
             await backend.start({n: access[n] for n in mine if n in access}, {n: shards[n] for n in mine})

@@ -14,9 +14,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -73,6 +72,11 @@ def is_dead(owner: Owner | None) -> bool:
     if owner.pid_namespace != _pid_namespace():
         return _is_empty(owner.pid_namespace)
     return _started(owner.pid) != owner.started and not _is_hidden(owner.pid)
+
+
+def is_orphan(labels: Mapping[str, str] | None) -> bool:
+    """Whether the owner that the labels of a container, network, volume or service name is certainly dead."""
+    return is_dead(parse_owner((labels or {}).get(OWNER, "")))
 
 
 def _machine() -> str:
@@ -145,7 +149,7 @@ class OwnedFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -181,18 +185,9 @@ def is_abandoned(folder: Path) -> bool:
     user (or we are root)."""
     try:
         mine = os.geteuid() in (0, folder.lstat().st_uid)
-        if not mine or folder.is_symlink():
-            return False
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return mine and not folder.is_symlink() and not is_held(folder / LOCK)
     except OSError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
 
 
 def abandoned() -> Iterator[Path]:
@@ -203,7 +198,8 @@ def abandoned() -> Iterator[Path]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds this file's lock. Raises OSError where the file cannot be opened."""
+    """Whether a living process holds this file's lock. Raises OSError where the file cannot be opened or
+    locked."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

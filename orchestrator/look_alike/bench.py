@@ -94,7 +94,7 @@ class Bench:
 
     async def _move(self, kind: str, size: int, seconds: float) -> float:
         host = self._controller.backend.host_of(self._device)
-        moved = await move(self._controller.prober, self._peer, self._device, host, kind, size, 1, seconds)
+        moved = await move(self._controller.membership, self._peer, self._device, host, kind, size, 1, seconds)
         if moved.error or moved.seconds <= 0 or moved.payload <= 0:
             raise CalibrationError(
                 f"the {kind} of {size} bytes with {self._device} could not be measured: {moved.error or 'no time'}",

@@ -307,7 +307,7 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
     result = await calibrate(
         controller.backend,
         controller.limits,
-        controller.prober,
+        controller.membership,
         short=True,
         ceilings=bool(controller.spec.speed.reference),
         on_row=controller.record,

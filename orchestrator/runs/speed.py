@@ -91,7 +91,7 @@ async def measured_speed(
         notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
         return spec
     notify("measuring what the devices need to keep the reference's time")
-    needs = await measure_needs(controller.prober, controller.limits, by)
+    needs = await measure_needs(controller.membership, controller.limits, by)
     mean, most = demand(spec, needs), max(need.p99 for need in needs.values())
     notify(f"a CPU second of the reference takes {mean / MARGIN:.2f} of this host, in quotas for up to {most:.2f}")
     return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=mean))

@@ -122,11 +122,11 @@ class Agenda:
         self.begun: list[tuple[bool, int, float]] = []
         for one in planned:
             if one.round is None:
-                self._push(one.after_s or 0.0, _Begin(one, one.after_s or 0.0))
+                self._push(one.after_s or 0.0, one)
             elif one.round > rounds:
                 self._rounds.setdefault(one.round, []).append(one)
             elif scenario.events[one.event].for_s is None:
-                self._push(0.0, _Begin(one, 0.0))
+                self._push(0.0, one)
         self.caught_up = tuple(self._caught_up(now_s))
 
     def _caught_up(self, now_s: float) -> list[DueStep]:
@@ -162,8 +162,7 @@ class Agenda:
             self.begun.append((before, number, now_s))
         for one in waiting:
             if before == (one.after_s is None):
-                at_s = now_s + (one.after_s or 0.0)
-                self._push(at_s, _Begin(one, at_s))
+                self._push(now_s + (one.after_s or 0.0), one)
 
     def due(self, now_s: float) -> list[DueStep]:
         """The steps until now, in the order of time; of equal times in the order of the events."""
@@ -179,8 +178,8 @@ class Agenda:
 
     def _take(self, at_s: float, action: _Action) -> list[DueStep]:
         match action:
-            case _Begin(planned):
-                return self._begin(at_s, planned)
+            case Planned():
+                return self._begin(at_s, action)
             case _Turn(device, effect) if effect in self._effects.get(device, ()):
                 self._turn(action)
                 return [self._step(at_s, device, effect.event, "rate", True)]
@@ -243,11 +242,6 @@ class Agenda:
         return Condition(profile, change, "cut" not in away, "freeze" not in away, "leave" not in away, rival)
 
 
-class _Begin(msgspec.Struct, frozen=True):
-    planned: Planned
-    at_s: float
-
-
 class _Turn(msgspec.Struct, frozen=True):
     """A trace goes on to a step."""
 
@@ -263,4 +257,4 @@ class _End(msgspec.Struct, frozen=True):
     effect: _Effect
 
 
-_Action = _Begin | _Turn | _End
+_Action = Planned | _Turn | _End

@@ -39,7 +39,7 @@ SHARED_HOST_TRIES = 3
 async def short_calibration(controller: FleetController) -> Calibration:
     for _ in range(SHARED_HOST_TRIES):
         found = await calibrate(
-            controller.backend, controller.limits, controller.prober, short=True, on_row=lambda row: None
+            controller.backend, controller.limits, controller.membership, short=True, on_row=lambda row: None
         )
         failed = [row for row in found.rows if row.judged and not row.passed]
         if not failed or not all(is_slow(row) for row in failed):

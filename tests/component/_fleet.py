@@ -32,7 +32,7 @@ from edgebed.wire.messages import Assignment, Cost, Task
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
-from orchestrator.fleet.base import Access, Enforcement, Held
+from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, Speed
 from orchestrator.records.types import Record
@@ -110,7 +110,7 @@ class NoBackend:
     def pins(self, device: str) -> bool:
         return False
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None: ...
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None: ...
 
     async def limit(self, device: str, limits: Limits) -> Held:
         rates = (limits.uplink_bit_s, limits.downlink_bit_s)
@@ -148,8 +148,8 @@ class NoBroker:
     def pid(self) -> int | None:
         return None
 
-    def access(self, host: str, device: str) -> Access:
-        return Access(host, 0, device, "")
+    def access(self, host: str, device: str) -> Address:
+        return Address(host, 0, device, "")
 
 
 NO_BROKER = NoBroker()

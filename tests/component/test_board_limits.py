@@ -55,7 +55,7 @@ async def test_a_board_holds_its_limits_divided_by_d_calibrates_and_undoes_them(
             assert again.uplink_bit_s == 3_000_000
             await controller.backend.limit("pi", controller.limits["pi"])
             result = await calibrate(
-                controller.backend, controller.limits, controller.prober, short=True, on_row=lambda row: None
+                controller.backend, controller.limits, controller.membership, short=True, on_row=lambda row: None
             )
             assert controller.membership.devices["pi"].incarnation == agent
             assert result.passed, [row for row in result.rows if row.judged and not row.passed]

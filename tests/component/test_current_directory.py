@@ -19,6 +19,7 @@ pytest.importorskip("cryptography")
 import edge_agent.board.join as joining
 from edge_agent.board.standby import Standby
 from edgebed.datasets.shard import write_idle_shard
+from edgebed.link.connection import Address
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.boards_broker import boards_broker
@@ -29,7 +30,6 @@ from orchestrator.cli.boards import unit
 from orchestrator.dashboard.files import figures
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.host.speed import watch_speed
 from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.runs.daemon import FleetFolder, Wanted, spawn
@@ -103,7 +103,7 @@ async def fork_server(folder: Path) -> None:
     backend = LocalBackend(small_fleet(folder, 0.2), "f0cd", kernel=False)
     try:
         await backend.prepare()
-        await backend.start({"d0": Access(HOST, free_port(), "u", "p")}, {"d0": folder / "shard"})
+        await backend.start({"d0": Address(HOST, free_port(), "u", "p")}, {"d0": folder / "shard"})
         assert backend.pids["d0"]
     finally:
         await backend.close()

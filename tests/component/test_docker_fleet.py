@@ -18,8 +18,8 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import LimitError
 from edgebed.limits.shell import run
 from edgebed.limits.throttle import unshape_command
+from edgebed.link.connection import Address
 from orchestrator.fleet import engine, leftovers, ownership
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.docker import devices as container_devices
 from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.docker.image import content, context, ensure_image, tag_of
@@ -140,7 +140,7 @@ async def _prepare_and_start(backend: DockerBackend, folder: Path) -> None:
     await backend.prepare()
     shard = folder / "shard.safetensors"
     write_idle_shard(shard)
-    access = {name: Access(backend.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
+    access = {name: Address(backend.host_of(name), 1, "u", "p") for name in ("d0", "d1")}
     await backend.start(access, dict.fromkeys(access, shard))
 
 

@@ -14,7 +14,8 @@ import pytest
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.limits.cgroups import MOUNT, PARENT
 from edgebed.limits.throttle import mismatches
-from orchestrator.fleet.base import Access, Held
+from edgebed.link.connection import Address
+from orchestrator.fleet.base import Held
 from orchestrator.fleet.docker.backend import DockerBackend
 from orchestrator.fleet.engine import DEVICE, FLEET, connect
 from orchestrator.fleet.network import netns
@@ -40,7 +41,7 @@ async def start_docker(backend: DockerBackend, folder: Path, *names: str) -> Non
     shard = folder / "idle.safetensors"
     write_idle_shard(shard)
     await backend.start(
-        {name: Access(backend.host_of(name), 1, "u", "p") for name in names}, dict.fromkeys(names, shard)
+        {name: Address(backend.host_of(name), 1, "u", "p") for name in names}, dict.fromkeys(names, shard)
     )
 
 

@@ -13,9 +13,10 @@ from unittest import mock
 
 import msgspec
 
+from edgebed.link.connection import Address
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
-from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.runs import session
@@ -46,7 +47,7 @@ class Processes(NoBackend, NamedBackend):
         self._fleet_id = fleet_id
         self._processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         for device, where in access.items():
             broker = f"mqtt://{where.username}:{where.password}@{where.host}:{where.port}"
             module = "tests.hostile.agent" if device == HOSTILE else "edge_agent"

@@ -12,9 +12,10 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.limits.spec import Held, Limits
+from edgebed.link.connection import Address
 from orchestrator.boards.authority import Authority
 from orchestrator.fleet.backends import BACKENDS, check_backend, choices
-from orchestrator.fleet.base import Access, Backend, Enforcement
+from orchestrator.fleet.base import Backend, Enforcement
 from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.host.cpus import Admitted
 from orchestrator.fleet.named import NamedBackend, Opening, backend_class
@@ -40,7 +41,7 @@ class ToyBackend(NamedBackend):
     async def prepare(self) -> list[str]:
         return ["127.0.0.1"]
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         self._notify(f"started {', '.join(self._names)}")
 
     async def limit(self, device: str, limits: Limits) -> Held:

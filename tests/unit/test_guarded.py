@@ -18,7 +18,6 @@ from orchestrator.boards.service_folder import Live
 from orchestrator.boards.tls_broker import Files
 from orchestrator.broker.own import OwnBroker
 from orchestrator.broker.runner import Listen
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.many_hosts import TlsListener
 from orchestrator.fleet.ownership import this_process
 from orchestrator.runs.daemon import state_of
@@ -30,7 +29,6 @@ WORD = "hunter2"
     "guarded",
     [
         Address("h", 1883, "u", WORD),
-        Access("h", 1883, "u", WORD),
         TlsListener("h", b"", b"", WORD.encode()),
         Listen(["h"], 1883, {"u": WORD}),
         Live(this_process(), Address("/socket", 0, "u", WORD), 0),
@@ -55,7 +53,7 @@ def test_a_repr_shows_what_is_no_secret_and_that_none_is_set() -> None:
 
 def test_equality_and_order_of_fields_stay() -> None:
     assert isinstance(Address("h", 1), Guarded)
-    assert Access("h", 1, "u", WORD) == Access("h", 1, "u", WORD) != Access("h", 1, "u", "other")
+    assert Address("h", 1, "u", WORD) == Address("h", 1, "u", WORD) != Address("h", 1, "u", "other")
 
 
 async def test_the_state_of_a_fleet_has_its_broker_without_a_password() -> None:

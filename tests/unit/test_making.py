@@ -13,8 +13,8 @@ import docker.errors
 import pytest
 
 from edgebed.errors import FleetError
+from edgebed.link.connection import Address
 from orchestrator.fleet import leftovers
-from orchestrator.fleet.base import Access
 from orchestrator.fleet.docker import backend as containers
 from orchestrator.fleet.making import CleanUp, Making
 from orchestrator.fleet.network import links
@@ -164,7 +164,7 @@ async def start() -> None:
     backend = containers.DockerBackend(SPEC, "f1", shaper=links.HostShaper())
     await backend.prepare()
     try:
-        await backend.start({"d": Access("10.0.0.1", 1883, "u", "secret")}, {"d": Path("/s")})
+        await backend.start({"d": Address("10.0.0.1", 1883, "u", "secret")}, {"d": Path("/s")})
     finally:
         await backend.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -9,10 +11,10 @@ import pytest
 
 from edgebed.limits.spec import Limits
 from edgebed.wire.messages import Assignment, Configure
-from orchestrator.calibration.far_end import far_end
+from orchestrator.calibration.far_end import far_ends
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.many_hosts import FarEnd, NodeReading, ProbePeer, TlsListener
+from orchestrator.fleet.many_hosts import FarEnds, NodeReading, ProbePeer, TlsListener
 from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
 from orchestrator.fleet.spec.speed import UNMEASURED, Need, Speed
@@ -115,7 +117,7 @@ class OnNodes(NoBackend):
 
     def __init__(self) -> None:
         super().__init__(Enforcement.DOCKER)
-        self.end = NodesEnd()
+        self.end = NodesEnds("d1", "d2")
 
     def dilation(self) -> tuple[float, str]:
         return 1.0, ""
@@ -126,25 +128,22 @@ class OnNodes(NoBackend):
     def tls_listener(self) -> TlsListener:
         return TlsListener("", b"", b"", b"")
 
-    def far_end(self) -> FarEnd:
+    def far_ends(self) -> FarEnds:
         return self.end
 
 
-class NodesEnd:
-    def __init__(self, why: str = "") -> None:
-        self.why, self.events = why, list[str]()
+class NodesEnds(AbstractAsyncContextManager[Mapping[str, ProbePeer]]):
+    def __init__(self, *devices: str, why: str = "") -> None:
+        self.devices, self.why, self.events = devices, why, list[str]()
 
-    async def __aenter__(self) -> FarEnd:
+    async def __aenter__(self) -> Mapping[str, ProbePeer]:
         self.events.append("opened")
         if self.why:
             raise OSError(self.why)
-        return self
+        return {device: f"node of {device}" for device in self.devices}  # type: ignore[misc]
 
     async def __aexit__(self, *_: object) -> None:
         self.events.append("closed")
-
-    def of(self, device: str) -> ProbePeer:
-        return f"node of {device}"  # type: ignore[return-value]
 
 
 async def test_link_probes_of_each_device_end_where_its_backend_has_them() -> None:
@@ -152,17 +151,17 @@ async def test_link_probes_of_each_device_end_where_its_backend_has_them() -> No
     backend = MixedBackend(nodes, boards, ["board"])
     assert (backend_of(backend, "d1"), backend_of(backend, "board"), backend_of(nodes, "d1")) == (nodes, boards, nodes)
     assert (many_hosts(backend), many_hosts(nodes), many_hosts(boards)) == (nodes, nodes, None)
-    async with far_end(backend, ["d1", "board", "d2"]) as end:
-        assert (end.of("d1"), end.of("d2")) == ("node of d1", "node of d2")
-        assert end.of("board").port("127.0.0.1") > 0
+    async with far_ends(backend, ["d1", "board", "d2"]) as ends:
+        assert (ends["d1"], ends["d2"]) == ("node of d1", "node of d2")
+        assert ends["board"].port("127.0.0.1") > 0
         assert nodes.end.events == ["opened"]
     assert nodes.end.events == ["opened", "closed"]
 
 
 async def test_a_far_end_that_cannot_listen_closes_the_others() -> None:
     first, second = OnNodes(), OnNodes()
-    second.end = NodesEnd("no route")
+    second.end = NodesEnds(why="no route")
     with pytest.raises(OSError, match="no route"):
-        async with far_end(MixedBackend(first, second, ["board"]), ["d1", "board"]):
+        async with far_ends(MixedBackend(first, second, ["board"]), ["d1", "board"]):
             pass
     assert first.end.events == ["opened", "closed"]

@@ -14,7 +14,7 @@ from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.base import Link
 from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
-from edgebed.wire.messages import Configure, Probe, ProbeResult, Update
+from edgebed.wire.messages import Configure, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
 from orchestrator.fleet.base import Backend, BrokerAccess, Enforcement
@@ -107,11 +107,6 @@ class FleetController(RunFleet):
     @property
     def enforcement(self) -> Enforcement:
         return self.backend.enforcement
-
-    @property
-    def prober(self) -> Membership:
-        """Answers the probes of a calibration."""
-        return self.membership
 
     def _labels_of(self, name: str) -> tuple[int, ...]:
         """Of the run's shard; without a run, what the device says of the shard that it has."""
@@ -278,9 +273,6 @@ class FleetController(RunFleet):
     def _able(self) -> list[str]:
         present = set(self.membership.present())
         return [name for name in self.names if name in self._ready and name in present]
-
-    async def probe(self, device: str, probe: Probe) -> ProbeResult:
-        return await self.membership.probe(device, probe)
 
     # ---- events ----
 

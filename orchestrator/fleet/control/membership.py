@@ -68,15 +68,14 @@ class Membership:
         self._repeat_s = REPEAT_S * dilation
         self.devices = {name: Member(name, pinned(name)) for name in names}
         self._send, self._record = send, record
-        self._listeners: list[Callable[[DeviceEvent], None]] = []
+        self._tell: Callable[[DeviceEvent], None] = lambda event: None
         self._probes: dict[str, asyncio.Future[ProbeResult]] = {}
         self._pongs: dict[int, asyncio.Future[tuple[Pong, int]]] = {}
         self._seq = 0
 
-    def listen(self, callback: Callable[[DeviceEvent], None]) -> Callable[[], None]:
-        """Call `callback` for every event from now on; returns a function that ends this."""
-        self._listeners.append(callback)
-        return lambda: self._listeners.remove(callback)
+    def listen(self, callback: Callable[[DeviceEvent], None]) -> None:
+        """Call `callback` for every event from now on."""
+        self._tell = callback
 
     def present(self) -> list[str]:
         """Devices online now, by name."""
@@ -367,10 +366,6 @@ class Membership:
     async def _change(self, device: Member) -> None:
         device.changed.clear()
         await device.changed.wait()
-
-    def _tell(self, event: DeviceEvent) -> None:
-        for listener in tuple(self._listeners):
-            listener(event)
 
 
 def _resolve(future: asyncio.Future[Any], value: object) -> None:

@@ -18,8 +18,9 @@ from edgebed.limits.cgroups import PARENT, SLICE, Cgroup
 from edgebed.limits.cpu_quota import CpuQuota, parse_quota
 from edgebed.limits.shell import missing_tools
 from edgebed.limits.throttle import Group, parse_docker_stats
+from edgebed.link.connection import Address
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
@@ -76,7 +77,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
         self._labels = {FLEET: fleet_id, ownership.OWNER: str(ownership.this_process())}
         self._networks: dict[str, Any] = {}
         self._subnets: dict[str, IPv4Network] = {}
-        self._access: dict[str, Access] = {}
+        self._access: dict[str, Address] = {}
         self._shards: dict[str, Path] = {}
         self._image, self._systemd = "", False
         self._taken_in: set[str] = set()  # containers whose processes Edgebed moved into a cgroup of its own
@@ -125,7 +126,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
     def host_of(self, device: str) -> str:
         return str(self._subnets[device][1])
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
         self._files = ownership.OwnedFolder("edgebed-agents-")
         self._watch = ExitWatch(connect(), self._fleet_id, asyncio.get_running_loop(), self._died)

@@ -11,6 +11,8 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import docker.errors
+
 from edgebed.errors import FleetError
 from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.files.shipped import shipped, sources
@@ -76,8 +78,6 @@ def has_image(client: Any) -> bool:
 
 
 def _has(client: Any, tag: str) -> bool:
-    import docker.errors
-
     try:
         client.images.get(tag)
     except docker.errors.ImageNotFound:
@@ -148,8 +148,6 @@ def _build(
 
 def _pinned(client: Any, base: str) -> str:
     """The base image by digest, or by its id if it is not from a registry. Pulls it if it is missing."""
-    import docker.errors
-
     try:
         try:
             image = client.images.get(base)

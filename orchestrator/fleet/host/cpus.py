@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -217,11 +218,9 @@ def _claims() -> Iterator[Standing]:
                 path.unlink()
 
 
-@contextlib.contextmanager
-def lock() -> Iterator[None]:
+def lock() -> AbstractContextManager[None]:
     """One process of this host at a time, of any user."""
-    with shared_lock(TEMPORARY / "edgebed-cpus.lock", LOCK_S):
-        yield
+    return shared_lock(TEMPORARY / "edgebed-cpus.lock", LOCK_S)
 
 
 # ---- cgroups ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgebed.errors import FleetError, LimitError, WireError
@@ -16,12 +16,13 @@ from edgebed.limits.cgroups import Cgroup
 from edgebed.limits.shell import last_line
 from edgebed.limits.spec import NONE_SET
 from edgebed.limits.throttle import confirm, held_by_kernel
+from edgebed.link.connection import Address
 from edgebed.module_process import module_command
 from edgebed.timeouts import end_in_time
 from edgebed.wire.fork_protocol import Exited, Fork, Forked, Message, Ready, decode, encode
-from orchestrator.files.shared_lock import lock_in_time
+from orchestrator.files.shared_lock import shared_lock
 from orchestrator.fleet import leftovers, ownership
-from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Access, Enforcement, Held
+from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Enforcement, Held
 from orchestrator.fleet.host.checkup import HostNeeds
 from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
 from orchestrator.fleet.local.processes import set_stopped, use_of
@@ -103,7 +104,9 @@ class LocalBackend(NamedBackend):
         return [wire.host_address for wire in self._wires.values()]
 
     def _make(self) -> None:
-        with _one_at_a_time(self._making.go_on):
+        leftovers.STATE.mkdir(parents=True, exist_ok=True)
+        # Two fleets that look for subnets at the same time would choose the same ones.
+        with shared_lock(leftovers.STATE / "lock", LOCK_S, self._making.go_on):
             leftovers.collect()
             self._folder.mkdir(parents=True)
             self._owned = ownership.hold(self._folder)
@@ -133,14 +136,14 @@ class LocalBackend(NamedBackend):
     def host_of(self, device: str) -> str:
         return self._wires[device].host_address if self._kernel else "127.0.0.1"
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         await self._start_fork_server()
         for name in self._names:
             self.forks[name] = self._fork_of(name, access[name], shards[name])
             self._send(self.forks[name])
         await self._until(lambda: set(self.pids) == set(self._names), "the agents were not forked")
 
-    def _fork_of(self, name: str, access: Access, shard: Path) -> Fork:
+    def _fork_of(self, name: str, access: Address, shard: Path) -> Fork:
         return Fork(
             device=name,
             argv=("--fleet", self._fleet_id, "--device", name),
@@ -376,13 +379,3 @@ class SoftwareBackend(LocalBackend):
     enforcement `software`."""
 
     needs = HostNeeds(software=True)
-
-
-@contextlib.contextmanager
-def _one_at_a_time(go_on: Callable[[], None]) -> Iterator[None]:
-    """Lock the choice of subnets: two fleets that look at the same time would choose the same ones."""
-    leftovers.STATE.mkdir(parents=True, exist_ok=True)
-    path = leftovers.STATE / "lock"
-    with path.open("w") as lock:
-        lock_in_time(lock.fileno(), path, LOCK_S, go_on)
-        yield

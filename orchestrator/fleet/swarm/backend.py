@@ -10,16 +10,19 @@ import asyncio
 import datetime as dt
 import functools
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import docker.types
+import msgspec
 
 from edgebed.errors import FleetError
+from edgebed.link.connection import Address
 from orchestrator.fleet import ownership
-from orchestrator.fleet.base import Access, Enforcement
+from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
@@ -33,7 +36,7 @@ from orchestrator.fleet.docker.devices import (
 from orchestrator.fleet.docker.image import ensure_image
 from orchestrator.fleet.engine import DEVICE, FLEET, connect, engine_errors, used_subnets
 from orchestrator.fleet.host.checkup import HostNeeds
-from orchestrator.fleet.many_hosts import Certifier, FarEnd, NodeReading, TlsListener
+from orchestrator.fleet.many_hosts import Certifier, FarEnds, NodeReading, TlsListener
 from orchestrator.fleet.named import NamedBackend, Opening
 from orchestrator.fleet.network.subnets import SWARM_POOL, free_subnets
 from orchestrator.fleet.spec.profile import FleetSpec
@@ -41,8 +44,8 @@ from orchestrator.fleet.spec.swarm import SwarmFile
 from orchestrator.fleet.swarm import nodes as on_node
 from orchestrator.fleet.swarm.admission import AdmittedToSwarm, admit_swarm
 from orchestrator.fleet.swarm.clocks import drift_note
-from orchestrator.fleet.swarm.far_end import NodesEnd
-from orchestrator.fleet.swarm.helpers import choose_port, start_helpers, write_credentials
+from orchestrator.fleet.swarm.far_end import nodes_ends
+from orchestrator.fleet.swarm.helpers import PORTS, start_helpers, write_credentials
 from orchestrator.fleet.swarm.manager import SECRETS, Manager, network_of
 from orchestrator.fleet.swarm.network import dilation_with_network, rates_on
 from orchestrator.fleet.swarm.node_link import NodeLink, Told
@@ -103,7 +106,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         self._links: dict[str, NodeLink] = {}
         self._shapers: dict[str, NodeShaper] = {}
         self._services: dict[str, str] = {}
-        self._access: dict[str, Access] = {}
+        self._access: dict[str, Address] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._shards: dict[str, Path] = {}
         self._first: dict[str, Told] = {}  # by node, what its helper told at the start, and last
@@ -123,7 +126,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         between them. The broker needs no address that agents reach, but that of `tls_listener`."""
         self._image = await self._making.run(self._ready_image)
         await asyncio.to_thread(self._manager.remove_dead)
-        port = choose_port(self._file.helper_port)
+        port = self._file.helper_port or random.choice(PORTS)
         credentials = write_credentials(self._folder, self._ca)
         self._links = await start_helpers(
             self._manager, self._placement.nodes, self._image, self._fleet_id, self._ca, credentials, port
@@ -199,13 +202,13 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         key, certificate = self._ca.server_pair([self._address], dt.datetime.now(dt.UTC))
         return TlsListener(self._address, self._ca.pem, certificate, key)
 
-    def far_end(self) -> FarEnd:
-        return NodesEnd(self._alive_links(), self._placement.node_of, self.host_of(""))
+    def far_ends(self) -> FarEnds:
+        return nodes_ends(self._alive_links(), self._placement.node_of, self.host_of(""))
 
     def _alive_links(self) -> dict[str, NodeLink]:
         return {id: link for id, link in self._links.items() if id not in self._lost}
 
-    async def start(self, access: Mapping[str, Access], shards: Mapping[str, Path]) -> None:
+    async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         self._access, self._shards = dict(access), {name: path.resolve() for name, path in shards.items()}
         loop, any_access = asyncio.get_running_loop(), next(iter(access.values()))
         for link in self._links.values():
@@ -363,6 +366,6 @@ class SwarmBackend(ContainerDevices, NamedBackend):
     def _look(self, device: str, container: Any) -> Seen:
         if container.status != "running":
             raise FleetError(f"the container of {device} is {container.status}")
-        look, node = self._shaper_of(device).look(container), self._link_of(device).node
-        details = {"node": node.name, "shaped from": self._shaper_of(device).route, "read from": "the node's kernel"}
-        return Seen(look.group, look.shaped, look.counted, details)
+        shaper, node = self._shaper_of(device), self._link_of(device).node
+        details = {"node": node.name, "shaped from": shaper.route, "read from": "the node's kernel"}
+        return msgspec.structs.replace(shaper.look(container), details=details)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from edgebed.errors import CalibrationError, FleetError
 from edgebed.link.probe_server import Received
-from orchestrator.fleet.many_hosts import FarEnd, ProbePeer
+from orchestrator.fleet.many_hosts import ProbePeer
 from orchestrator.fleet.swarm.node_link import NodeLink
 
 LONGEST_S = 3600.0
 """The caller has a deadline of its own."""
 
 
-class NodesEnd:
+@contextlib.asynccontextmanager
+async def nodes_ends(
+    links: Mapping[str, NodeLink], node_of: Mapping[str, str], address: str
+) -> AsyncIterator[Mapping[str, ProbePeer]]:
     """The far end of each device's link probes, on its node.
 
     Args:
@@ -23,22 +26,14 @@ class NodesEnd:
         node_of: node id by device.
         address: at which every node's devices reach its helper.
     """
-
-    def __init__(self, links: Mapping[str, NodeLink], node_of: Mapping[str, str], address: str) -> None:
-        self._peers = {id: _NodePeer(link) for id, link in links.items()}
-        self._node_of, self._address = node_of, address
-
-    async def __aenter__(self) -> FarEnd:
-        for peer in self._peers.values():
-            await peer.open(self._address)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for peer in self._peers.values():
+    peers = {id: _NodePeer(link) for id, link in links.items()}
+    for peer in peers.values():
+        await peer.open(address)
+    try:
+        yield {device: peers[node] for device, node in node_of.items() if node in peers}
+    finally:
+        for peer in peers.values():
             await peer.close()
-
-    def of(self, device: str) -> ProbePeer:
-        return self._peers[self._node_of[device]]
 
 
 class _NodePeer:

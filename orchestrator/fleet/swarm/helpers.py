@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import os
-import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,10 +48,6 @@ def write_credentials(folder: Path, ca: Certifier) -> Credentials:
         path.touch(0o600)
         path.write_bytes(data)
     return Credentials(folder)
-
-
-def choose_port(wanted: int) -> int:
-    return wanted or random.choice(PORTS)
 
 
 async def start_helpers(

@@ -14,7 +14,7 @@ import msgspec
 
 from edgebed.errors import FleetError
 from orchestrator.fleet.engine import FLEET, engine_errors, make_network
-from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
+from orchestrator.fleet.ownership import is_orphan
 from orchestrator.fleet.swarm.placement import Found
 
 GONE_S, LOOK_S = 20.0, 0.1
@@ -162,7 +162,7 @@ class Manager:
         with contextlib.suppress(docker.errors.APIError):
             made = [*self._client.services.list(), *self._client.secrets.list()]
             labels = [each.attrs["Spec"].get("Labels") or {} for each in made]
-            for fleet_id in {each[FLEET] for each in labels if FLEET in each and _is_dead(each)}:
+            for fleet_id in {each[FLEET] for each in labels if FLEET in each and is_orphan(each)}:
                 self.remove_all(fleet_id)
 
 
@@ -189,10 +189,6 @@ def _until_gone(remove: Any) -> None:
             return
         except docker.errors.APIError:
             time.sleep(LOOK_S)
-
-
-def _is_dead(labels: Mapping[str, str]) -> bool:
-    return is_dead(parse_owner(labels.get(OWNER, "")))
 
 
 def _found(node: Mapping[str, Any]) -> Found:

@@ -73,26 +73,25 @@ class Credentials:
 
 
 class NodeLink:
-    """`engine` is the client of the node's engine; `gateway` the address at which its agents reach the helper."""
+    """`engine` is the client of the node's engine."""
 
     def __init__(self, node: Node, credentials: Credentials, port: int) -> None:
         self.node = node
         self._credentials, self._port = credentials, port
         self.engine: Any = None
 
-    async def open(self) -> dict[str, Any]:
-        """Wait until the helper answers; returns its facts. Raises FleetError."""
+    async def open(self) -> None:
+        """Wait until the helper answers. Raises FleetError."""
         deadline = asyncio.get_running_loop().time() + READY_S
         while True:
             try:
-                facts: dict[str, Any] = await self.call("facts")
+                await self.call("facts")
                 break
             except FleetError:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
             await asyncio.sleep(LOOK_S)
         self.engine = await asyncio.to_thread(self.new_engine)
-        return facts
 
     def new_engine(self) -> Any:
         """Another client of the node's engine."""

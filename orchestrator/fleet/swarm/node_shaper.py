@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import msgspec
-
 from edgebed.errors import LimitError
-from edgebed.limits.throttle import CGROUP_FILES, Group, Shaped, parse_cgroup, parse_qdisc, show_command
+from edgebed.limits.throttle import CGROUP_FILES, parse_cgroup, parse_qdisc, show_command
+from orchestrator.fleet.docker.devices import Seen
 from orchestrator.fleet.engine import engine_errors
 from orchestrator.fleet.network.links import IFB, SEEN, HelperShaper
 from orchestrator.fleet.network.netlink import DEVICE_END
@@ -27,20 +26,12 @@ done
 """
 
 
-class Look(msgspec.Struct, frozen=True):
-    """What one look at a container found: limits and use, uplink and downlink, bytes up and down."""
-
-    group: Group
-    shaped: tuple[Shaped, Shaped]
-    counted: tuple[int, int]
-
-
 class NodeShaper(HelperShaper):
     """Reads all that it reads in one helper container, which takes 0.3 s."""
 
     route = "node helper"
 
-    def look(self, container: Any) -> Look:
+    def look(self, container: Any) -> Seen:
         script = SCRIPT.format(
             mark=MARK,
             up=shlex.join(show_command(DEVICE_END)),
@@ -57,17 +48,18 @@ class NodeShaper(HelperShaper):
             return super()._run(container, script, **more)
 
 
-def parse_look(output: str) -> Look:
-    """Raises LimitError if something is missing or not understood."""
+def parse_look(output: str) -> Seen:
+    """Without details. Raises LimitError if something is missing or not understood."""
     parts = dict(_parts(output))
     missing = {"up", "down", "tx_bytes", "rx_bytes"} - set(parts)
     if missing:
         raise LimitError(f"the helper did not tell {', '.join(sorted(missing))}", hint="see the engine's log")
     files = {name: text for name, text in parts.items() if name in FILES}
-    return Look(
+    return Seen(
         parse_cgroup(files, 2 if "cpu.max" in files else 1),
         (parse_qdisc(parts["up"]), parse_qdisc(parts["down"])),
         (int(parts["tx_bytes"]), int(parts["rx_bytes"])),
+        {},
     )
 
 

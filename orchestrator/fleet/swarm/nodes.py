@@ -7,7 +7,7 @@ import contextlib
 import io
 import tarfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from orchestrator.fleet.engine import (
     remove_named,
 )
 from orchestrator.fleet.many_hosts import NodeReading
-from orchestrator.fleet.ownership import OWNER, is_dead, parse_owner
+from orchestrator.fleet.ownership import OWNER, is_orphan
 from orchestrator.fleet.swarm.clocks import notes, refuse_wrong
 from orchestrator.fleet.swarm.node_link import NodeLink, Told
 from orchestrator.fleet.swarm.placement import Node
@@ -173,13 +173,13 @@ def remove_network(engine: Any, name: str) -> None:
         remove_named(engine, "network", name)
 
 
-def remove_dead(engine: Any, keep: Collection[str] = ()) -> None:
+def remove_dead(engine: Any) -> None:
     """Remove containers, networks and volumes of a node whose orchestrator is certainly dead."""
     with contextlib.suppress(docker.errors.DockerException, OSError):
         for kind, thing in dead_things(engine):
             remove_named(engine, kind, thing.name)
         for volume in engine.volumes.list(filters={"label": OWNER}):
-            if is_dead(parse_owner((volume.attrs.get("Labels") or {}).get(OWNER, ""))):
+            if is_orphan(volume.attrs.get("Labels")):
                 volume.remove(force=True)
 
 
