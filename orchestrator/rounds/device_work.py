@@ -52,6 +52,7 @@ class DeviceWork:
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
         self.body = 0  # bytes of those, encoded
         self.sent: Sent | None = None
+        self.limits: Limits | None = None  # when it was sent its task
         self.arrivals: list[Arrival] = []  # of uploads that were decoded
         self.replies: dict[int, Sent] = {}
 
@@ -62,6 +63,8 @@ class DeviceWork:
     def lateness(self, update: Arrival, earned: Earned | None, limits: Limits | None) -> Lateness | None:
         """Of its events, where it keeps a reference's time and the orchestrator knows its pieces."""
         if self.sent is None or earned is None or limits is None or not self.task.costs:
+            return None
+        if limits != self.limits:  # transfers were made at different rates
             return None
         if len(self.arrivals) != self.uploads:
             return None

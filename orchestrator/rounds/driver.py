@@ -147,7 +147,7 @@ class RoundDriver:
             key = tuple(tensors) if all(tensors[n] is self._weights.get(n) for n in tensors) else (device,)
             if key not in bodies:
                 bodies[key] = encode_tensors(tensors, LOSSLESS)
-            work.body = len(bodies[key])
+            work.body, work.limits = len(bodies[key]), self._settings.limits.get(device)
             self._spawn(device, self._dispatch(device, work, bodies[key]))
 
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:

@@ -8,6 +8,7 @@ after its end, and after the time that the limits give the transfer, is late, be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
@@ -17,6 +18,7 @@ from edgebed.device.pieces import Kinds, seconds
 from edgebed.limits.spec import Limits
 from edgebed.link.peer import Sent
 from edgebed.pacing import Earned
+from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.order import batch_bounds
 
@@ -60,7 +62,7 @@ class Lateness(msgspec.Struct, frozen=True):
 
 def lateness(seen: TaskSeen, earned: Earned, limits: Limits) -> Lateness | None:
     """None where the orchestrator does not know the pieces: uploads that are not one for each batch, work that no
-    recording and no layers tell, requests.
+    recording and no layers tell, costs that vary (`spread`), requests.
 
     Args:
         earned: of the device, on the clock of the arrivals.
@@ -68,10 +70,11 @@ def lateness(seen: TaskSeen, earned: Earned, limits: Limits) -> Lateness | None:
     assignment, uploads = seen.assignment, seen.uploads
     bounds = batch_bounds(seen.samples, assignment.batch_size, assignment.max_batches)
     count = assignment.steps or assignment.epochs * len(bounds)
-    if assignment.arrivals is not None or len(uploads) not in (0, count):
+    varies = any(cost.spread for cost in seen.costs.values())
+    if assignment.arrivals is not None or len(uploads) not in (0, count) or varies:
         return None
-    chain, kinds = _Chain(seen, earned, limits), Kinds()
     try:
+        chain, kinds = _Chain(seen, earned, limits), Kinds()
         for number, (start, stop) in enumerate(islice(cycle(bounds), count)):
             if uploads:
                 chain.add(*kinds.uploading([stop - start]))
@@ -121,10 +124,11 @@ class _Chain:
 
     def see(self, arrival: Arrival, free_s: float) -> None:
         """The unit ends with a transfer. The link is free from `free_s` on."""
-        self.early_s = max(self.early_s, self._earned.at(self._least) - arrival.first_ns / 1e9)
+        early_s = self._earned.at(self._least) - arrival.first_ns / 1e9
+        self.early_s = max(self.early_s, early_s if math.isfinite(early_s) else 0.0)  # frozen at the end of the unit
         sending = seconds(self._seen.costs["send"], arrival.bytes) if "send" in self._seen.costs else 0.0
         begun_s = max(self._earned.at(self._most + sending), free_s)
-        due_s = begun_s + 8 * arrival.bytes / self._limits.uplink_bit_s + self._limits.latency_ms / 1e3
+        due_s = begun_s + 8 * arrival.bytes / WIRE_SHARE / self._limits.uplink_bit_s + self._limits.latency_ms / 1e3
         self.late_s = max(self.late_s, self._lost_s + arrival.last_ns / 1e9 - due_s)
 
     def _wait(self, least_s: float, most_s: float) -> None:

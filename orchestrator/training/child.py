@@ -92,20 +92,24 @@ class Workshop:
 
     def work_of(self, order: o.Order, uploads: Mapping[str, Weights]) -> tuple[int, dict[str, float] | None]:
         """Samples of an order that was carried out, and its CPU seconds on the reference by origin; None where the
-        costs do not tell them."""
-        match order:
-            case o.MakeHalves(trainer):
-                pieces = [(device, "make", 1) for half in self._halves[trainer] for device in half.devices]
-            case o.TakeStep(trainer, number):
-                kind = "first step" if (trainer, number) in self._fresh else "step"
-                self._fresh.discard((trainer, number))
-                pieces = [(device, kind, size) for device, size in self._halves[trainer][number].worked(uploads)]
-            case o.ReadWeights(trainer, number):
-                pieces = [(self._halves[trainer][number].devices[0], "read", 1)]
-            case _:
-                return 0, None
+        costs do not tell them, or the round has ended meanwhile, and its halves are gone."""
+        try:
+            match order:
+                case o.MakeHalves(trainer):
+                    pieces = [(device, "make", 1) for half in self._halves[trainer] for device in half.devices]
+                case o.TakeStep(trainer, number):
+                    kind = "first step" if (trainer, number) in self._fresh else "step"
+                    self._fresh.discard((trainer, number))
+                    pieces = [(device, kind, size) for device, size in self._halves[trainer][number].worked(uploads)]
+                case o.ReadWeights(trainer, number):
+                    pieces = [(self._halves[trainer][number].devices[0], "read", 1)]
+                case _:
+                    return 0, None
+            costs = self._costs[trainer]
+        except (KeyError, IndexError):
+            return 0, None
         samples = sum(size for _, _, size in pieces) if isinstance(order, o.TakeStep) else 0
-        return samples, on_reference(self._costs[trainer], pieces)
+        return samples, on_reference(costs, pieces)
 
     def _test(self, order: o.Test, groups: Mapping[str, Weights]) -> o.Result:
         method: Method = from_copy(groups[o.COPY][o.COPY], self._contexts[order.context])

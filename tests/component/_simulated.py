@@ -33,6 +33,7 @@ from orchestrator.simulation.paper_costs import PaperCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import VirtualLoop
+from tests.all_rounds import run_all
 from tests.component._fleet import CPU, SHAPE, WIDE, method, model, start_weights, write_noise_shard
 from tests.virtual import run_virtual
 
@@ -173,7 +174,7 @@ async def _play(
         watch=lambda progress, result, seconds: None,
         script=player,
     )
-    await rounds.run(start_weights(), Progress())
+    await run_all(rounds, start_weights(), Progress())
     if player is not None:
         await player.close()
     fleet.end_work()

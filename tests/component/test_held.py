@@ -13,7 +13,8 @@ import pytest
 from edgebed.device.pieces import BATCH, FIRST
 from edgebed.pacing import Pacer
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.fleet.spec.profile import ProfileSpec, Speed
+from orchestrator.fleet.spec.profile import ProfileSpec
+from orchestrator.fleet.spec.speed import Need, Speed
 from orchestrator.records.types import DeviceDone, Fault, UpdateReceived
 from orchestrator.scenario.agenda import Condition
 from tests.component._fleet import WIDE, fleet, training
@@ -108,8 +109,9 @@ async def test_a_device_that_denies_that_it_is_late_is_late(tmp_path: Path, monk
 
 
 async def test_agents_are_told_whose_time_they_keep_and_what_they_have_of_their_cpus(tmp_path: Path) -> None:
+    speed = Speed("x86-sse41", 0.5, 2.0, {"a": Need(0.5, 0.8)})
     half = ProfileSpec("half", msgspec.structs.replace(WIDE.limits, cpus=0.5))
-    async with fleet(tmp_path, {"a": 8}, speed=Speed("x86-sse41", 0.5, 2.0, 1.6), profiles={"a": WIDE}) as made:
+    async with fleet(tmp_path, {"a": 8}, speed=speed, profiles={"a": WIDE}) as made:
         controller = made.controller
 
         def told() -> tuple[bool, bool, float, float, float]:

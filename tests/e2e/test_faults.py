@@ -52,7 +52,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         yield controller
 
 
-def printable(**training: Any) -> Experiment:
+def short(**training: Any) -> Experiment:
     """Rounds of about half a second."""
     return experiment(max_batches=16, **training)
 
@@ -97,7 +97,7 @@ async def finished(run: Rig) -> list[RoundFinished]:
 
 
 async def test_a_killed_agent_costs_its_own_work_and_comes_back_limited(fleet: FleetUp, tmp_path: Path) -> None:
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-2")
         os.kill(run.pid("dev-2"), signal.SIGKILL)
         out = await run.expect(DeviceOut, lambda r: r.device == "dev-2")
@@ -110,7 +110,7 @@ async def test_a_killed_agent_costs_its_own_work_and_comes_back_limited(fleet: F
 
 
 async def test_a_frozen_agent_is_given_up_for_want_of_progress_and_comes_back(fleet: FleetUp, tmp_path: Path) -> None:
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-1")
         pid = run.pid("dev-1")
         os.kill(pid, signal.SIGSTOP)
@@ -128,7 +128,7 @@ async def test_a_frozen_agent_is_given_up_for_want_of_progress_and_comes_back(fl
 
 
 async def test_a_cut_link_costs_the_round_and_the_device_comes_back(fleet: FleetUp, tmp_path: Path) -> None:
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-3")
         with link_down(run.pid("dev-3")):
             out = await run.expect(DeviceOut, lambda r: r.device == "dev-3")
@@ -143,7 +143,7 @@ async def test_a_link_cut_while_uploads_queue_costs_one_round(
 ) -> None:
     """The server half is slow, so that the device's uploads wait on both sides when its link goes down."""
     full = slow_server_half(monkeypatch, "dev-3", 0.4)
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         async with asyncio.timeout(30):
             await full.wait()
         monkeypatch.undo()
@@ -178,7 +178,7 @@ def slow_server_half(monkeypatch: pytest.MonkeyPatch, device: str, seconds: floa
 
 
 async def test_a_restarted_broker_costs_nobody_anything(fleet: FleetUp, tmp_path: Path) -> None:
-    async with fleet.run(printable(rounds=4, liveness_s=30.0), tmp_path) as run:
+    async with fleet.run(short(rounds=4, liveness_s=30.0), tmp_path) as run:
         await mid_round(run, "dev-1")
         await run.controller.broker.restart()
         rounds = await finished(run)
@@ -188,7 +188,7 @@ async def test_a_restarted_broker_costs_nobody_anything(fleet: FleetUp, tmp_path
 
 @pytest.mark.parametrize("fleet", ["mosquitto"], indirect=True)
 async def test_a_second_agent_with_a_device_s_name_is_named_and_sent_away(fleet: FleetUp, tmp_path: Path) -> None:
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         await mid_round(run, "dev-1")
         rival = await second_agent(run, "dev-1")
         try:
@@ -229,7 +229,7 @@ async def test_a_device_that_joins_late_works_from_then_on(
     async with asyncio.timeout(30):
         while "dev-2" in controller.membership.present():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    async with fleet.run(printable(rounds=100), tmp_path) as run:
+    async with fleet.run(short(rounds=100), tmp_path) as run:
         first = await run.expect(RoundFinished, lambda r: r.round == 0)
         assert first.merged == ("dev-1", "dev-3")
         gate.set()

@@ -39,7 +39,7 @@ def test_interleaved_runs_that_were_killed_end_with_the_weights_of_runs_one_afte
     fedavg, splitfed = second.folders()
 
     (pair,) = msgspec.json.decode(out)["paired"]
-    assert (pair["method"], pair["baseline"], pair["experiments"]) == ("fedavg", "splitfed", 1)
+    assert (pair["method"], pair["baseline"], pair["experiments"]) == ("splitfed", "fedavg", 1)
     assert pair["round_ratio"]["mean"] > 0
     played: dict[tuple[str, int], Path] = {}
     for folder in (fedavg, splitfed):

@@ -14,6 +14,7 @@ from edgebed.limits.cpu_quota import TICK_US
 from edgebed.link.base import Link
 from edgebed.link.endpoint import CHUNK_BYTES, ReceivedTransfer, TransferEndpoint
 from edgebed.methods.base import DeviceView
+from edgebed.pacing import Earned
 from edgebed.wire.messages import Configure, Update
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Grain
@@ -72,6 +73,7 @@ class FleetController(RunFleet):
         tick_us = round((tick_s() or 0.0) * 1e6) or TICK_US
         super().__init__(spec, dilation, resolve_profile, grain, tick_us, dilation_by)
         self.fleet_id, self.backend, self.broker = fleet_id, backend, broker
+        self.earned = {name: Earned(0.0) for name in self.names}
         self.control, self.data = control, data
         self._heartbeat_s = heartbeat_s
         self._ready: set[str] = set()

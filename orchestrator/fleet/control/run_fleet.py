@@ -90,7 +90,7 @@ class RunFleet(ABC):
         for name in self.own:
             self._assign(name)
         self.names = list(self.profiles)
-        self.earned = {name: Earned(0.0) for name in self.names}
+        self.earned: dict[str, Earned] = {}  # of devices whose hold can be judged
         self.dilation_by = dilation_by
         self.labels: Mapping[str, Sequence[int]] = {}
         self.drivers: dict[str, Driver] = {}

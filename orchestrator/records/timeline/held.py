@@ -9,6 +9,9 @@ import msgspec
 
 from orchestrator.records.run_index import RoundFacts
 
+CLOCKS_S = 0.02
+"""By which an event may be early because of clocks, and of settings on their way to a device."""
+
 LATE_SHARE = 0.01
 """Of a round's seconds. A round whose devices were later than that is not one of devices of the reference's speed, and
 a task whose events were earlier is none that was held."""
@@ -50,7 +53,7 @@ def late_rounds(rounds: Iterable[tuple[float | None, float | None]]) -> int | No
 def early_s(tasks: Iterable[tuple[HeldTask | None, float | None]]) -> float:
     """By how much a device's tasks were early at most, from each task and its seconds; 0 where it held all of them."""
     known = [(task.early_s, length_s) for task, length_s in tasks if task is not None and length_s]
-    return max((early for early, length_s in known if early > LATE_SHARE * length_s), default=0.0)
+    return max((early for early, length_s in known if early > max(LATE_SHARE * length_s, CLOCKS_S)), default=0.0)
 
 
 def by_origin(tasks: Iterable[HeldTask | None]) -> dict[str, float]:
