@@ -98,7 +98,8 @@ async def withdrawn_token(lab: Lab) -> str:
     """A board is revoked; its open invitation still stands."""
     await lab.board("away")
     token = str(lab.token("away", replace=True))
-    lab.revoke("away")
+    with lab.store.change() as registry:
+        registry.expel("away", time.time())  # as `edgebed boards revoke` does
     return await told(lambda: join(lab.service, token, lab.keys("back"), print))
 
 
@@ -197,8 +198,8 @@ def hears(*filters: str) -> Callable[[Lab], Awaitable[str]]:
         link = lab.link(member, f"ears-{time.monotonic_ns()}")
         for each in (*filters, own):
             link.subscribe(each, lambda topic, payload: heard.append(topic))
-        await link.open()
-        async with Orchestrator(lab) as orchestrator:
+        async with lab.working("f1", member), Orchestrator(lab) as orchestrator:
+            await link.open()
             for topic in (FLEET.control_to("victim"), FLEET.data_to("victim"), FLEET.state("victim"), "edgebed/x", own):
                 orchestrator.link.publish(topic, b"secret")
             await until(lambda: own in heard)
@@ -214,7 +215,7 @@ def says(topic: str, *, will: bool = False) -> Callable[[Lab], Awaitable[str]]:
     async def speak(lab: Lab) -> str:
         member = lab.keys("member")
         name, own = f"mouth-{time.monotonic_ns()}", FLEET.control_from(member.service().board)
-        async with Orchestrator(lab) as orchestrator:
+        async with lab.working("f1", member), Orchestrator(lab) as orchestrator:
             link = lab.link(member, name, **({"will": (topic, b"forged", True)} if will else {}))
             await link.open()
             if not will:
@@ -287,11 +288,11 @@ async def retained(lab: Lab) -> str:
     member = lab.keys("member")
     fleets = [Topics(f"invented-{number}") for number in range(10)]
     link = lab.link(member, f"flood-{time.monotonic_ns()}")
-    await link.open()
-    for each in fleets:
-        link.publish(each.state(member.service().board), bytes(1 << 20), retain=True)
     own = FLEET.control_from(member.service().board)
-    async with Orchestrator(lab) as orchestrator:
+    async with lab.working("f1", member), Orchestrator(lab) as orchestrator:
+        await link.open()
+        for each in fleets:
+            link.publish(each.state(member.service().board), bytes(1 << 20), retain=True)
         link.publish(own, b"the last")
         await until(lambda: orchestrator.heard.get(own) == b"the last")
     await link.close()
