@@ -194,6 +194,7 @@ async def test_of_the_brokers_folder_its_user_owns_what_it_needs_and_no_more() -
         assert (run.parent.stat().st_uid, oct(run.parent.stat().st_mode & 0o777)) == (0, "0o711")
         owners = {path.name: path.stat().st_uid for path in run.parent.iterdir() if path.name != ".owner"}
         its = broker_user()
+    assert its, "root must not be the broker's user"
     assert owners == {"run": its, "mosquitto.conf": its, "passwords": its, "acl": its, "broker.log": 0}
 
 

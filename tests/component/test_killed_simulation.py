@@ -15,6 +15,9 @@ from safetensors.torch import load_file
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment
+from orchestrator.records.account import load_summary
+from orchestrator.records.reader import read
+from orchestrator.records.types import DeviceDone, Fault
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch, quiet
 from orchestrator.runs.resume import resume_request
@@ -99,6 +102,14 @@ def test_a_simulation_that_was_killed_three_times_is_equal_to_a_whole_one(case: 
     kills = [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS  # laws of no checkpoint are lost
     killed = play(tmp_path / "killed", wanted, kills, checkpoint_s=0)
     assert_equal(whole, killed)
+
+
+def test_nobody_judges_the_hold_of_a_simulated_device(tmp_path: Path) -> None:
+    run = play(tmp_path, {**WANTED, **CASES["a reference"]}, [])
+    records = list(read(run / "records.jsonl"))
+    assert [each for each in records if isinstance(each, Fault)] == []
+    assert {(each.late_s, each.early_s) for each in records if isinstance(each, DeviceDone)} == {(None, None)}
+    assert load_summary(run).early_s == {}
 
 
 def test_checkpoints_are_as_far_apart_as_asked_and_the_last_one_is_written(
