@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+AFTERWARDS = 1.6
+"""By which the slowest pieces may become slower after they were measured; a large quota costs nothing."""
+
 UNMEASURED = 1.5
 """Head room of the quotas under which it is measured how much the devices need."""
 
@@ -45,4 +48,8 @@ class Speed(msgspec.Struct, frozen=True):
 
     def ceiling(self, device: str) -> float:
         """CPUs of a quota on this host for one CPU of a device, or of what was not measured: the server."""
-        return self.needs[device].p99 if device in self.needs else self.demand * (UNMEASURED if self.reference else 1.0)
+        return (
+            AFTERWARDS * self.needs[device].p99
+            if device in self.needs
+            else self.demand * (UNMEASURED if self.reference else 1.0)
+        )
