@@ -39,8 +39,7 @@ def show_all(summaries: list[Summary], base: Summary, everything: bool) -> None:
         _print_side_by_side(comparison, everything)
     if len(summaries) > MOST_COLUMNS or (everything and len(groups) < len(summaries)):
         _print_groups(groups, base)
-    if not everything:
-        _tell(f"All runs: {conditions(summaries)}.")
+    _tell(f"All runs: {conditions(summaries)}.")
     if pairs:
         _print_pairs(pairs)
     for line in tabulate.sentences(summaries) if not everything else ():

@@ -16,7 +16,7 @@ from orchestrator.calibration.head_room import Yardstick, measure_needs, needs, 
 from orchestrator.fleet.host.reference_loop import PARTS, times_of
 from orchestrator.fleet.spec.capacity import dilation_of, needed_dilation
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, load_profile
-from orchestrator.fleet.spec.speed import Need, Speed
+from orchestrator.fleet.spec.speed import AFTERWARDS, Need, Speed
 from orchestrator.references.reference import load_reference
 from orchestrator.runs.speed import (
     MARGIN,
@@ -106,8 +106,10 @@ def test_dilation_follows_from_the_mean_and_ceilings_from_the_tail() -> None:
     measured = msgspec.structs.replace(fleet, speed=Speed("core", demand(fleet, found), needs=found))
     assert measured.cpus == pytest.approx(MARGIN * 2.5)
     assert needed_dilation(measured, 1.5) == pytest.approx(MARGIN * 2.5)
-    assert [measured.speed.ceiling(name) for name in ("d0", "d1")] == [3.0, 1.1]
-    assert measured.head_room == pytest.approx((3.0 + 0.55) / (MARGIN * 2.5))
+    assert [measured.speed.ceiling(name) for name in ("d0", "d1")] == pytest.approx(
+        [AFTERWARDS * 3.0, AFTERWARDS * 1.1]
+    )
+    assert measured.head_room == pytest.approx(AFTERWARDS * (3.0 + 0.55) / (MARGIN * 2.5))
     assert measured.speed.index_of("d0") == 0.5
 
 

@@ -17,7 +17,7 @@ from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.many_hosts import FarEnds, NodeReading, ProbePeer, TlsListener
 from orchestrator.fleet.mixed import MixedBackend, backend_of, many_hosts
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec, unlimited
-from orchestrator.fleet.spec.speed import UNMEASURED, Need, Speed
+from orchestrator.fleet.spec.speed import AFTERWARDS, UNMEASURED, Need, Speed
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.runs.speed import kept_speed
 from tests.component._fleet import NO_BROKER, NoBackend
@@ -82,8 +82,8 @@ async def test_measured_ceilings_and_dilation_replace_those_of_the_start() -> No
     assert controller.cpus == {"a": pytest.approx(0.1), "b": pytest.approx(0.8)}
     told = configured.settings
     assert {name: (each.cpus, each.ceiling) for name, each in told.items()} == {
-        "a": (pytest.approx(0.1), pytest.approx(0.1 * 0.8)),
-        "b": (pytest.approx(0.8), pytest.approx(0.8 * 1.2)),
+        "a": (pytest.approx(0.1), pytest.approx(0.1 * AFTERWARDS * 0.8)),
+        "b": (pytest.approx(0.8), pytest.approx(0.8 * AFTERWARDS * 1.2)),
     }
     assert {name: each.threads for name, each in told.items()} == {"a": 1, "b": 3}
     assert told["a"].heartbeat_s == pytest.approx(2.5)
