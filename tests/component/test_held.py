@@ -14,7 +14,7 @@ from edgebed.device.pieces import BATCH, FIRST
 from edgebed.pacing import Pacer
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.fleet.spec.profile import ProfileSpec
-from orchestrator.fleet.spec.speed import Need, Speed
+from orchestrator.fleet.spec.speed import AFTERWARDS, Need, Speed
 from orchestrator.records.types import DeviceDone, Fault, UpdateReceived
 from orchestrator.scenario.agenda import Condition
 from tests.component._fleet import WIDE, fleet, training
@@ -123,10 +123,10 @@ async def test_agents_are_told_whose_time_they_keep_and_what_they_have_of_their_
             now = time.monotonic()
             return controller.earned["a"].given(now + 1.0) - controller.earned["a"].given(now)
 
-        assert told() == (True, True, 1.0, pytest.approx(0.8), 1.0)  # the ceiling: 0.5 × 1.6
+        assert told() == (True, True, 1.0, pytest.approx(AFTERWARDS * 0.8), 1.0)
         assert rate() == pytest.approx(1.0)
         await controller.change("a", half)
-        assert told() == (True, True, 0.5, pytest.approx(0.4), 1.0)
+        assert told() == (True, True, 0.5, pytest.approx(AFTERWARDS * 0.4), 1.0)
         assert rate() == pytest.approx(0.5)
         await controller.put("a", Condition(rival_cpus=0.2))
         assert told()[-1] == pytest.approx(0.6)
