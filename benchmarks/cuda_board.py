@@ -17,7 +17,7 @@ from edgebed.device.phases import PhaseLog
 from edgebed.models.staged import MODELS, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
-from edgebed.wire.settings import Codec, Optimizer
+from edgebed.wire.settings import Codec, LearningTask, Optimizer
 
 SHAPE, CLASSES, SAMPLES, BATCH = (3, 32, 32), 10, 512, 64
 MODEL: dict[str, object] = {"name": "resnet-tiny"}
@@ -60,7 +60,7 @@ def train(objective: str, accelerator: torch.device) -> tuple[Weights, float]:
     sgd = Optimizer("sgd", lr=0.01)
     whole = Assignment("d", MODEL, CLASSES, SHAPE, 0, objective, batch_size=BATCH, optimizer=sgd)
     assignment = msgspec.structs.replace(whole, **HALVES[objective])
-    weights = seeded(lambda: MODELS.create(MODEL).build(SHAPE, CLASSES), 1).weights()
+    weights = seeded(lambda: MODELS.create(MODEL).build(LearningTask(SHAPE, CLASSES)), 1).weights()
     if objective == "gkt":
         weights |= {"given.logits": torch.zeros(SAMPLES, CLASSES), "given.known": torch.ones(SAMPLES, dtype=torch.bool)}
     server = Server()

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks._figures import figure, skip
 from edgebed.limits.spec import Limits
 from edgebed.models.staged import MODELS, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec
 from orchestrator.look_alike.bench import Job
 from orchestrator.look_alike.measure import measure, spread_cuts
@@ -53,7 +54,7 @@ def main() -> None:
     if os.geteuid() != 0:
         skip("an artificial board needs root")
         return
-    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "benchmark").build((1, 8, 8), 10), 0)
+    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "benchmark").build(LearningTask((1, 8, 8), 10)), 0)
     only = os.environ.get("LOOK_ALIKE_CPUS")
     for limits in (each for each in BOARDS if only in (None, f"{each.cpus:g}")):
         repeats = int(os.environ.get("LOOK_ALIKE_REPEATS", "3"))

@@ -23,6 +23,7 @@ import msgspec
 from benchmarks._figures import figure, skip
 from edgebed.limits.spec import Limits
 from edgebed.models.staged import MODELS, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec
 from orchestrator.look_alike.bench import Job
@@ -47,7 +48,7 @@ EXPERIMENT = {
 
 
 def job() -> Job:
-    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "benchmark").build((1, 8, 8), 10), 0)
+    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "benchmark").build(LearningTask((1, 8, 8), 10)), 0)
     whole = Job(net, {"name": "resnet-tiny"}, spread_cuts(len(net), 3), 32)
     return msgspec.structs.replace(whole, steps_s=2.0, repeats=1) if os.environ.get("LOOK_ALIKE_SHORT") else whole
 

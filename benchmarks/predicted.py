@@ -1,7 +1,7 @@
 """How well a method's scheduler predicts: seconds predicted ÷ seconds taken, of every assignment of a real run.
 
 1 is right; below 1 the scheduler took the device for quicker than it was. The first round, planned from declared
-profiles, is left out. "the plan" compares the slowest prediction of each round with the round's slowest device.
+profiles, is told apart. "the plan" compares the slowest prediction of each round with the round's slowest device.
 
 Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (25), PREDICTED_SEED (that of the
 file), PREDICTED_DILATION (that of the file: a factor of 4, say, makes devices slow beside a server that shares a host
@@ -80,11 +80,21 @@ def _show(summary: Mapping[str, Any]) -> None:
     moved = [a != b for cuts in summary["cut"].values() for a, b in pairwise(cuts[1:])]
     figure("share of assignments with another cut than the round before", mean(moved))
     rounds = [[each[number] for each in pairs.values()] for number in range(min(map(len, pairs.values())))]
-    _line("the plan", [(max(p for p, _ in each), max(t for _, t in each)) for each in rounds], "")
+    _line("the plan", [_slowest(each) for each in rounds], "")
+    first = [(p[0], t[0]) for p, t in zip(summary["predicted_s"].values(), summary["actual_s"].values(), strict=True)]
+    if known := [(p, t) for p, t in first if p is not None and t is not None]:
+        predicted, taken = _slowest(known)
+        figure(
+            "the first round's plan: predicted ÷ taken", predicted / taken, note=f"{predicted:.3f} and {taken:.3f} s"
+        )
     off = sorted(max(p / t, t / p) for p, t in every)
     figure("how far a prediction is off, as a factor: median", median(off))
     figure("how far a prediction is off, as a factor: 90th percentile", percentile(off, 0.9))
     figure("a round, s: median", summary["round_s_median"])
+
+
+def _slowest(round: Sequence[Pair]) -> Pair:
+    return max(p for p, _ in round), max(t for _, t in round)
 
 
 def _pairs(predicted: Sequence[float | None], taken: Sequence[float | None]) -> list[Pair]:

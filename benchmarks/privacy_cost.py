@@ -18,7 +18,7 @@ from edgebed.methods.base import Batch
 from edgebed.methods.parts.local_training import head_half
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Privacy
+from edgebed.wire.settings import LearningTask, Privacy
 
 SHAPE, CLASSES, BATCH, REPEATS = (3, 32, 32), 10, 50, 5
 CUTS = (1, 4, 7)
@@ -47,7 +47,7 @@ def step_s(model: StagedModel, cut: int, privacy: Privacy) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = seeded(lambda: MODELS.create({"name": "resnet56"}).build(SHAPE, CLASSES), 0)
+    model = seeded(lambda: MODELS.create({"name": "resnet56"}).build(LearningTask(SHAPE, CLASSES)), 0)
     for cut in CUTS:
         taken: dict[str, list[float]] = {name: [] for name in ("nothing", *CHOICES)}
         for _ in range(REPEATS):  # in turn, so that a drift of the host is in all of them

@@ -1,4 +1,5 @@
-"""Seconds until many devices on one host stand, are limited, calibrated and through a first round.
+"""Seconds until many devices on one host stand, are limited, calibrated and through a first round, and the CPU seconds
+of all processes that this takes: on a slow or busy host these change less.
 
 The end of the fleet is not counted. One line per start, printed as soon as it has ended. Every start is kept in a file,
 and a later call goes on: `SCALE_FILE` (default: scale_start.jsonl in the current folder), `SCALE_STARTS` (10, all calls
@@ -9,6 +10,7 @@ way), `SCALE_BACKEND` (local).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -18,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import psutil
 
 from benchmarks._figures import figure, skip
 from edgebed.errors import EdgebedError
@@ -36,13 +39,14 @@ PHASES = {
 
 
 class Start(msgspec.Struct):
-    """One start: seconds of its phases in order, and how it ended."""
+    """One start: seconds of its phases in order, CPU seconds of this process and all below it, and how it ended."""
 
     devices: int
     seconds: dict[str, float]
     dilation: str
     passed: bool
     said: str
+    cpu_s: float = 0.0  # 0: an older version kept it
 
     @property
     def total_s(self) -> float:
@@ -50,16 +54,27 @@ class Start(msgspec.Struct):
 
     def __str__(self) -> str:
         parts = ", ".join(f"{phase} {took:.1f}" for phase, took in self.seconds.items())
-        return f"{self.total_s:5.1f} s ({parts}); {self.dilation} {self.said}".rstrip()
+        return f"{self.total_s:5.1f} s, {self.cpu_s:.1f} CPU s ({parts}); {self.dilation} {self.said}".rstrip()
+
+
+def used_s() -> float:
+    """CPU seconds of this process, of all below it that are there, and of those that have ended."""
+    found, own = 0.0, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += sum(process.cpu_times()[:4])
+    return found
 
 
 class Clock(session.Watch):
-    """Seconds of the phases of one start, from the lines that the run tells its user, up to the end of its round."""
+    """Seconds of the phases of one start, from the lines that the run tells its user, up to the end of its round, and
+    the CPU seconds until then."""
 
     def __init__(self) -> None:
         super().__init__(self._notify)
         self.seconds: dict[str, float] = {}
         self.dilation = ""
+        self.cpu_s, self._used_s = 0.0, used_s()
         self._phase, self._begun = "data", time.monotonic()
 
     def _notify(self, line: str) -> None:
@@ -71,6 +86,7 @@ class Clock(session.Watch):
 
     def round(self, *_: Any) -> None:
         self._enter("")
+        self.cpu_s = used_s() - self._used_s
 
     def _enter(self, phase: str) -> None:
         now = time.monotonic()
@@ -107,11 +123,11 @@ def one_start(devices: int) -> Start:
             (run,) = asyncio.run(session.run_experiment(request(Path(folder), devices), clock))
         except EdgebedError as error:
             clock.round()
-            return Start(devices, clock.seconds, clock.dilation, False, str(error))
+            return Start(devices, clock.seconds, clock.dilation, False, str(error), clock.cpu_s)
         rows = msgspec.json.decode((run / "calibration.json").read_bytes())
     again = Counter(row["quantity"] for row in rows if ", try " in row["condition"])
     said = ", ".join(f"{count} rows of {quantity} measured again" for quantity, count in again.items())
-    return Start(devices, clock.seconds, clock.dilation, True, said)
+    return Start(devices, clock.seconds, clock.dilation, True, said, clock.cpu_s)
 
 
 def main() -> None:
@@ -135,5 +151,7 @@ def main() -> None:
     totals = [start.total_s for start in starts]
     figure(f"{devices} devices: seconds of a start and one round, median", median(totals), most=MOST_S)
     figure(f"{devices} devices: the longest", max(totals), most=MOST_S)
+    if known := [start.cpu_s for start in starts if start.cpu_s]:
+        figure(f"{devices} devices: CPU seconds, median", median(known), note=f"{min(known):.1f} to {max(known):.1f}")
     passed = sum(start.passed and start.total_s <= MOST_S for start in starts)
     figure(f"{devices} devices: starts that passed in time, of {len(starts)}", passed, least=len(starts))

@@ -18,6 +18,7 @@ from edge_agent.telemetry import CpuUsage, Throttling, resident_mib
 from edgebed.device.phases import PhaseLog
 from edgebed.models.staged import MODELS
 from edgebed.wire.messages import Status, encode
+from edgebed.wire.settings import LearningTask
 
 PHASES, BATCHES, QUOTA, HEARTBEAT_S = 1102 / 360, 360 / 24, 0.1, 5.0
 
@@ -33,7 +34,7 @@ def cpu_us(work: Callable[[], object], times: int) -> float:
 
 def batch_us() -> float:
     """CPU microseconds of one step of the smallest device half."""
-    model = MODELS.create({"name": "resnet-tiny"}, "model").build((1, 8, 8), 10)
+    model = MODELS.create({"name": "resnet-tiny"}, "model").build(LearningTask((1, 8, 8), 10))
     half = model.stages(0, model.cuts_with_head[0])
     x = torch.randn(32, 1, 8, 8)
 

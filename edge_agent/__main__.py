@@ -23,6 +23,7 @@ from edgebed.errors import FileError, UsageError
 from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
+from edgebed.plugin_code import read_plugins, use
 from edgebed.wire.topics import check_name
 
 KEEPALIVE_S = 60
@@ -57,6 +58,7 @@ def settings_from(arguments: list[str]) -> AgentSettings:
         board=given.board,
         accelerator=given.accelerator or ("auto" if given.board else "cpu"),
         board_id=given.board_id,
+        plugins=given.plugins,
     )
 
 
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "default: auto with --board, else cpu",
     )
     parser.add_argument("--board-id", default="", help="id of a board that has joined: the last level of its topics")
+    parser.add_argument("--plugins", type=Path, help="folder of the plug-ins to use, as the orchestrator has copied it")
     return parser
 
 
@@ -152,6 +155,8 @@ def _without_password(url: str) -> str:
 def main() -> None:
     with exit_on_error("edgebed-agent"):
         settings = settings_from(sys.argv[1:])
+        if settings.plugins:
+            use(read_plugins(settings.plugins))  # with no rights but those of the agent
         accelerator = find_accelerator(settings.accelerator)
         if settings.board:
             check_torch(accelerator)

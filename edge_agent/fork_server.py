@@ -32,10 +32,10 @@ class ForkServer:
 
     Args:
         control: the socket to the orchestrator.
-        become: called in the child with its Fork and the path of its shard. The child ends when it returns.
+        become: called in the child with its Fork and the options that name its files. The child ends when it returns.
     """
 
-    def __init__(self, control: socket.socket, become: Callable[[Fork, str], None]) -> None:
+    def __init__(self, control: socket.socket, become: Callable[[Fork, list[str]], None]) -> None:
         self._control, self._become = control, become
         self._children: dict[int, str] = {}
         self._buffer = b""
@@ -104,11 +104,11 @@ class ForkServer:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
-            shard = confine(request)
+            place = confine(request)
             privileges.die_with_parent()  # last: the kernel clears it when a process changes its user
             self._wake_in.send(b"0")  # fails if the fork server, its only reader, has ended meanwhile
             self._wake_in.close()
-            self._become(request, shard)
+            self._become(request, place)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -131,31 +131,31 @@ class ForkServer:
                 self._control.sendall(encode(Exited(device, pid, describe(status))))
 
 
-def confine(request: Fork) -> str:
-    """Enter the namespaces, cgroups and root of the request and drop all privileges. Returns the path of the shard.
-    Raises OSError."""
+def confine(request: Fork) -> list[str]:
+    """Enter the namespaces, cgroups and root of the request and drop all privileges. Returns the agent's options that
+    name its shard and its plug-ins, where they are then. Raises OSError."""
     if request.netns:
         privileges.enter_netns(request.netns)
     privileges.join_cgroups(list(request.cgroups))
-    shard = request.shard
+    shard, plugins = request.shard, request.plugins
     if request.root:
         os.environ[HOST_PID] = os.readlink("/proc/self")  # for the records: in its namespace its id is 1
-        jail.enter(Path(request.root), Path(shard))
-        shard = jail.SHARD
+        jail.enter(Path(request.root), Path(shard), plugins)
+        shard, plugins = jail.SHARD, plugins and jail.PLUGINS
         os.environ |= {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "LOGNAME": "agent"}  # it has no passwd entry
     elif request.uid:  # opened now: this user may not be allowed to enter the folder
-        shard = f"/proc/self/fd/{os.open(shard, os.O_RDONLY)}"
+        shard, plugins = (each and f"/proc/self/fd/{os.open(each, os.O_RDONLY)}" for each in (shard, plugins))
     if request.uid:
         privileges.drop_privileges(request.uid)
-    return shard
+    return ["--shard", shard, *(["--plugins", plugins] if plugins else [])]
 
 
-def serve_agent(request: Fork, shard: str) -> None:
+def serve_agent(request: Fork, place: list[str]) -> None:
     """In the child: run the agent as `python -m edge_agent` does, with everything loaded already."""
     import edge_agent.__main__ as entry
 
     os.environ["EDGEBED_BROKER"] = request.broker
-    sys.argv = ["edgebed-agent", *request.argv, "--shard", shard]
+    sys.argv = ["edgebed-agent", *request.argv, *place]
     entry.main()
 
 

@@ -1,5 +1,5 @@
-"""The file system of one forked agent: its program, the system's libraries and its shard, read-only, a /proc with only
-its own processes, and an empty /tmp. Nothing else of the host is in it.
+"""The file system of one forked agent: its program, the system's libraries, its shard and plug-ins, read-only, a /proc
+with only its own processes, and an empty /tmp. Nothing else of the host is in it.
 
 The program keeps its paths, even if it is in a folder that only root may enter.
 """
@@ -21,10 +21,10 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sys", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 TMP_MIB = 256
-SHARD = "/shard.safetensors"
+SHARD, PLUGINS = "/shard.safetensors", "/plugins"
 
 
-def enter(root: Path, shard: Path) -> None:
+def enter(root: Path, shard: Path, plugins: str = "") -> None:
     """Build the file system on the empty folder `root` and make it the root of this process, which must already be in
     its own PID namespace. Raises OSError with the name of the call that failed."""
     os.umask(0o022)  # the agent runs as another user and must be able to enter the folders made here
@@ -36,6 +36,8 @@ def enter(root: Path, shard: Path) -> None:
     for path in outermost([*SYSTEM, *program(), *DEVICES]):
         _bind(path, root, MS_NOSUID | (0 if path in DEVICES else MS_RDONLY))
     _bind(str(shard), root, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, at=SHARD)
+    if plugins:
+        _bind(plugins, root, MS_RDONLY | MS_NOSUID | MS_NODEV, at=PLUGINS)
     _mount_new(root / "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("none", str(root), "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(root)

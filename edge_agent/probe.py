@@ -16,7 +16,7 @@ import torch
 
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
 from edge_agent.training import DeviceTrainer, Unheard
-from edgebed.datasets.shard import VERSION, About, Shard
+from edgebed.datasets.shard import Shard, blank_shard
 from edgebed.device.core import Cancelled
 from edgebed.device.phases import PhaseLog
 from edgebed.device.pieces import Pieces
@@ -26,7 +26,7 @@ from edgebed.models.staged import MODELS
 from edgebed.pacing import Pacer
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Probe, ProbeResult, Task
-from edgebed.wire.settings import Codec
+from edgebed.wire.settings import Codec, LearningTask
 
 GAP = 0.4
 """As a share of the quota's period. A busy thread that stops for longer was throttled; in shorter pauses other programs
@@ -253,13 +253,8 @@ def _task(probe: Probe, device: str, throttle: SoftwareThrottle) -> ProbeResult:
     task = probe.assignment
     if task is None:
         raise UsageError("a probe of the kind task needs an assignment")
-    x = torch.zeros(task.batch_size, *task.input_shape, dtype=torch.uint8)
-    y = torch.arange(task.batch_size) % task.classes
-    channels = (0.5,) * task.input_shape[0]
-    shard = Shard(x, y, About(VERSION, channels, channels, task.classes), "")
-    weights = encode_tensors(
-        MODELS.create(task.model, "probe").build(task.input_shape, task.classes).weights(), Codec()
-    )
+    shard = Shard(*blank_shard(task.learns, task.batch_size), "")
+    weights = encode_tensors(MODELS.create(task.model, "probe").build(task.learns).weights(), Codec())
     io = _Batches(probe.seconds, throttle)
     with contextlib.suppress(Cancelled):
         trainer = DeviceTrainer(shard, PhaseLog(time.monotonic_ns))
@@ -276,7 +271,7 @@ def _use(cpu_s: float) -> None:
 
 def real_step() -> Work:
     """One training step of a small residual network on 32 pictures of 8 by 8 points, about 10 ms."""
-    model = MODELS.create({"name": "resnet-tiny"}, "probe").build((1, 8, 8), 10)
+    model = MODELS.create({"name": "resnet-tiny"}, "probe").build(LearningTask((1, 8, 8), 10))
     optimizer = torch.optim.Adam(model.parameters())
     x, y = torch.ones(32, 1, 8, 8), torch.zeros(32, dtype=torch.int64)
 

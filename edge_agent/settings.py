@@ -10,6 +10,7 @@ from edge_agent.telemetry import host_facts
 from edgebed.datasets.shard import Shard
 from edgebed.guarded import Guarded
 from edgebed.link.tls import Identity
+from edgebed.plugin_code import LOADED
 from edgebed.wire.messages import Presence, encode
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.texts import MOST_TEXT
@@ -26,6 +27,7 @@ class AgentSettings(Guarded, frozen=True):
         board: this machine is the device, and not its host: tell what the machine's sensors read.
         accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
         board_id: id of a board that has joined, which is the last level of its topics; "": the device's name is.
+        plugins: folder of the plug-ins to use, as the orchestrator has copied it.
     """
 
     host: str
@@ -40,6 +42,7 @@ class AgentSettings(Guarded, frozen=True):
     board: bool = False
     accelerator: str = "cpu"
     board_id: str = ""
+    plugins: Path | None = None
 
     @property
     def topics(self) -> Topics:
@@ -58,6 +61,7 @@ def presence(settings: AgentSettings, incarnation: str, online: bool, shard: Sha
             labels=tuple(shard.label_counts) if shard else (),
             shard=shard.sha256 if shard else "",
             host=_facts(shard, settings.board) if shard else {},
+            plugins={code.name: code.sha256 for code in LOADED.values()},
         )
     )
 

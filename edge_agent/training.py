@@ -36,7 +36,7 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
-from edgebed.wire.settings import Codec, Optimizer
+from edgebed.wire.settings import Codec, LearningTask, Optimizer
 
 
 class TaskIO(Protocol):
@@ -123,9 +123,9 @@ class DeviceTrainer:
         return begin_half(self._model(assignment), assignment, body, batches, keep=False)
 
     def _model(self, assignment: Assignment) -> StagedModel:
-        key = msgspec.msgpack.encode((assignment.model, assignment.input_shape, assignment.classes))
+        key = msgspec.msgpack.encode((assignment.model, assignment.learns))
         if self._built is None or self._built[0] != key:
-            model = MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
+            model = MODELS.create(assignment.model, "assignment").build(assignment.learns)
             self._built = (key, model.to(self._shard.accelerator))
         return self._built[1]
 
@@ -235,7 +235,7 @@ def warm_up(accelerator: torch.device = CPU) -> None:
     trainer = DeviceTrainer(
         Shard(x, y, About(VERSION, (0.5,), (0.5,), 2), "", accelerator), PhaseLog(time.monotonic_ns)
     )
-    model = MODELS.create(WARM_UP_MODEL).build((1, 8, 8), 2)
+    model = MODELS.create(WARM_UP_MODEL).build(LearningTask((1, 8, 8), 2))
     for objective, stages, uploads, optimizer, codec in WARM_UP_TASKS:
         assignment = Assignment(
             "warm-up", WARM_UP_MODEL, 2, (1, 8, 8), stages, objective,

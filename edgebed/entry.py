@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.module_process import HOME
@@ -71,9 +71,11 @@ def _folders(spec: ModuleSpec) -> list[str]:
 
 
 def _is_marked(spec: ModuleSpec) -> bool:
-    """Whether the package's `__init__` holds MARK. It is not run, and may be in an archive or compiled."""
+    """Whether the package's `__init__` holds MARK. It is not run, and may be in an archive or compiled. pytest, which
+    knows our plug-in for it, loads all of our modules by a loader that gives no code."""
+    loader = spec.loader if hasattr(spec.loader, "get_code") else SourceFileLoader(spec.name, str(spec.origin))
     try:
-        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+        code = loader.get_code(spec.name)  # type: ignore[union-attr]
     except (AttributeError, ImportError, OSError, SyntaxError):
         return False
     return code is not None and MARK in code.co_consts

@@ -2,7 +2,8 @@
 
     EdgebedError
     ├── UsageError            what the user wrote cannot be done: file, place, hint
-    │   └── PluginError       an unknown plugin name or option
+    │   ├── PluginError       an unknown plugin name or option
+    │   └── Mistakes          several of these in one file
     ├── WireError             bytes that are not a valid message, frame or chunk
     ├── LinkError             the broker cannot be reached or refuses us
     │   └── TransferError     one transfer cannot be finished
@@ -22,7 +23,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import sys
 import traceback
+from collections.abc import Sequence
 
 MOST_TRACE = 8000
 """Characters of a traceback that are sent and kept."""
@@ -44,6 +48,31 @@ class UsageError(EdgebedError):
 
 class PluginError(UsageError):
     pass
+
+
+class Mistakes(UsageError):
+    """Several mistakes in what a user wrote, each with its place and cure."""
+
+    def __init__(self, about: object, each: Sequence[UsageError]) -> None:
+        lines = (
+            f"\n{i}. {error}" + (f"\n   Hint: {error.hint}" if error.hint else "") for i, error in enumerate(each, 1)
+        )
+        super().__init__(f"{about}: {len(each)} mistakes{''.join(lines)}", hint=f"`edgebed check {about}` looks again")
+        self.each = each
+
+
+def refuse(found: Sequence[UsageError], about: object) -> None:
+    """Raise the only mistake, or all together in the order of their lines; nothing where there is none. `about`: the
+    file."""
+    each = [one for error in found for one in (error.each if isinstance(error, Mistakes) else (error,))]
+    if each:
+        raise each[0] if len(each) == 1 else Mistakes(about, sorted(each, key=_line))
+
+
+def _line(error: UsageError) -> int:
+    """Of the file; after the last where it names none."""
+    found = re.match(r"\S+?:(\d+)\b", str(error))
+    return int(found[1]) if found else sys.maxsize
 
 
 class WireError(EdgebedError):

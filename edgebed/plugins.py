@@ -2,21 +2,24 @@
 
 A plugin package (for example `edgebed.methods`) holds one module per plugin, or one for a few closely related plugins.
 A plugin is a class derived from the package's base, with a `name` and an `Options` struct (msgspec) whose fields are
-its options. A new file in the package's folder is found by itself; there is no list to extend.
+its options. A new file in the package's folder is found by itself; there is no list to extend. So are the classes of
+the plug-ins that this process uses (`edgebed.plugin_code`), and what installed packages offer as entry points.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from edgebed.errors import PluginError
-from edgebed.typed import convert, nearest
+from edgebed import plugin_code
+from edgebed.errors import PluginError, UsageError
+from edgebed.typed import convert, mistakes, nearest
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,19 +52,32 @@ class Registry(Generic[P]):
         self._package, self._base, self._kind = package, base, kind
         self._classes: dict[str, type[P]] | None = None
 
-    def classes(self) -> dict[str, type[P]]:
-        """All plugin classes by name, sorted. Raises PluginError when two files claim one name."""
+    def built_in(self) -> dict[str, type[P]]:
+        """The classes of the package by name, sorted. Raises PluginError when two files claim one name."""
         if self._classes is None:
+            modules = [f"{self._package.__name__}.{each.name}" for each in pkgutil.iter_modules(self._package.__path__)]
             found: dict[str, type[P]] = {}
-            for info in pkgutil.iter_modules(self._package.__path__):
-                module = importlib.import_module(f"{self._package.__name__}.{info.name}")
-                for cls in vars(module).values():
-                    if self._is_plugin(cls) and cls.__module__ == module.__name__:
-                        if cls.name in found:
-                            raise PluginError(f"two {self._kind}s are called {cls.name!r}: {found[cls.name]} and {cls}")
-                        found[cls.name] = cls
+            for module in modules:
+                every = vars(importlib.import_module(module)).values()
+                self._add(found, (cls for cls in every if isinstance(cls, type) and cls.__module__ == module))
             self._classes = dict(sorted(found.items()))
         return self._classes
+
+    def classes(self) -> dict[str, type[P]]:
+        """Those built in, then those of plug-ins in use. Raises PluginError when two claim one name."""
+        found = dict(self.built_in())
+        for code in plugin_code.LOADED.values():
+            self._add(found, plugin_code.classes_of(code))
+        return found
+
+    def _add(self, found: dict[str, type[P]], classes: Iterable[Any]) -> None:
+        for cls in classes:
+            own = issubclass(cls, self._base) and cls is not self._base and cls.name
+            if own and found.setdefault(cls.name, cls) is not cls:
+                raise PluginError(
+                    f"two {self._kind}s are called {cls.name!r}: {found[cls.name]} and {cls}",
+                    hint="give one of them another `name`",
+                )
 
     def names(self) -> list[str]:
         return list(self.classes())
@@ -79,11 +95,12 @@ class Registry(Generic[P]):
         where = f"{place}: " if place else ""
         options = dict(spec)
         name = options.pop("name", None)
-        cls = self.classes().get(str(name))
+        cls = self.classes().get(str(name)) or self._installed(str(name))
         if cls is None:
+            known = [*self.names(), *(point.name for point in self._points())]
             raise PluginError(
-                f"{where}there is no {self._kind} {name!r}{nearest(str(name), self.names())}",
-                hint=f"choose one of: {', '.join(self.names())}",
+                f"{where}there is no {self._kind} {name!r}{nearest(str(name), known)}",
+                hint=f"choose one of: {', '.join(dict.fromkeys(known))}; or name your own file with --plugin",
             )
 
         def here(inner: str) -> str:
@@ -91,5 +108,22 @@ class Registry(Generic[P]):
 
         return cls(convert(options, cls.Options, here, error=PluginError))
 
-    def _is_plugin(self, cls: object) -> bool:
-        return isinstance(cls, type) and issubclass(cls, self._base) and cls is not self._base and bool(cls.name)
+    def mistakes(self, spec: Mapping[str, Any], where: Callable[[str], str], place: str) -> Sequence[UsageError]:
+        """All that is wrong with the spec at `place`; `where` says in words where a key is."""
+        try:
+            self.create(spec, where(place))
+        except UsageError as error:
+            cls = self.classes().get(str(spec.get("name")))
+            options = {key: value for key, value in spec.items() if key != "name"}
+            found = mistakes(options, cls.Options, lambda key: where(f"{place}.{key}"))[0] if cls else {}
+            return list(found.values()) if len(found) > 1 else [error]
+        return ()
+
+    def _installed(self, name: str) -> type[P] | None:
+        """The class that an installed package offers under this name; the package is in use from now on."""
+        packages = [point.module.partition(".")[0] for point in self._points() if point.name == name]
+        plugin_code.use([plugin_code.read_installed(package) for package in packages])
+        return self.classes().get(name)
+
+    def _points(self) -> list[EntryPoint]:
+        return [point for point in plugin_code.offered() if point.group == self._package.__name__]

@@ -29,8 +29,11 @@ FILTERS = (
     "SystemCallFilter=@system-service",
     "UMask=0077",
 )
+HOMES = ("/home", "/root", "/run/user")
 MOUNTS = (
-    "ProtectHome=read-only",
+    # root may read the first without any capability, and have the others start a program outside of the sandbox
+    "InaccessiblePaths=-/etc/shadow -/etc/gshadow -/etc/ssh",
+    "InaccessiblePaths=-/run/systemd/private -/run/dbus -/run/docker.sock -/run/containerd -/run/podman",
     "ProtectHostname=true",
     "ProtectKernelLogs=true",
     "ProtectKernelModules=true",
@@ -91,7 +94,12 @@ class ServiceUnit(msgspec.Struct, frozen=True):
     def _machine_lines(self) -> list[str]:
         shared = self.folder.is_relative_to(tempfile.gettempdir())  # it would not be seen in a private one
         private = [] if shared else ["PrivateTmp=true"]
-        return [*MOUNTS, *private, f"ReadWritePaths={quoted(f'-{self.folder}')}", *self.needs]
+        used = [Path(each) for each in (self.folder, self.command[0], sys.prefix, sys.base_prefix, __file__)]
+        at_home = any(
+            path.is_relative_to(home) or path.resolve().is_relative_to(home) for path in used for home in HOMES
+        )
+        home = f"ProtectHome={'read-only' if at_home else 'true'}"
+        return [*MOUNTS, home, *private, f"ReadWritePaths={quoted(f'-{self.folder}')}", *self.needs]
 
     def install(self) -> str:
         """Write the unit; enable and start it where systemd runs. Returns what was done, in words.

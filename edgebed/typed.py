@@ -49,6 +49,63 @@ def convert(
         raise error(message, hint=hint) from None
 
 
+MOST_MISTAKES = 50
+"""Mistakes of one file that are looked for."""
+
+
+def mistakes(
+    data: Any, kind: type[T], where: Callable[[str], str], words: Mapping[str, str] | None = None
+) -> tuple[dict[Place, UsageError], T | None]:
+    """Every mistake for which `convert` refuses `data`, by its place, and what is left without them: a wrong value
+    becomes its default, or an example of its type. None: too little is left."""
+    data, found, mended = copy.deepcopy(data), dict[Place, UsageError](), list[Place]()
+    while len(mended) < MOST_MISTAKES:
+        try:
+            refuse_not_finite(data, where)
+            return found, msgspec.convert(data, kind)
+        except UsageError as error:
+            return {**found, (len(found),): error}, None
+        except msgspec.ValidationError as refused:
+            refusal = _Refusal(data, kind, str(refused), words or {})
+            place = refusal.culprit
+            inside = next((each for each in reversed(mended) if place[: len(each)] == each), None)
+            if inside is not None:  # what stands there instead does not fit either
+                place = inside[:-1]
+            elif not any(each[: len(place)] == place for each in mended):  # else it may be because of what was mended
+                message, hint = refusal.told(where)
+                found[place] = UsageError(message, hint=hint)
+            if not place:
+                break
+            mended.append(place)
+            holder, last = value_at(data, place[:-1]), place[-1]
+            if isinstance(holder, dict) and last in holder and not _required(kind, place):
+                del holder[last]
+            else:
+                holder[last] = _example(_resolve(None, inspect.type_info(kind), place)[1])
+    return found, None
+
+
+def _required(kind: Any, place: Place) -> bool:
+    structs = _structs(_resolve(None, inspect.type_info(kind), place[:-1])[1])
+    return any(field.required for struct in structs for field in struct.fields if field.encode_name == place[-1])
+
+
+def _example(wanted: Any) -> Any:
+    """A value of a type of `msgspec.inspect`, where its bounds allow a simple one."""
+    match wanted:
+        case inspect.UnionType(types):
+            return _example(types[0])
+        case inspect.IntType() | inspect.FloatType():
+            return next((bound for bound in (wanted.ge, wanted.le) if bound is not None), 1)
+        case inspect.LiteralType(values):
+            return values[0]
+        case inspect.ListType() | inspect.VarTupleType():
+            return [_example(wanted.item_type)] * (wanted.min_length or 0)
+        case inspect.StructType(fields=fields):
+            return {field.encode_name: _example(field.type) for field in fields if field.required}
+    return {"StrType": "x", "BoolType": False, "DictType": {}}.get(type(wanted).__name__)
+
+
 def refuse_not_finite(data: Any, where: Callable[[str], str], place: Place = ()) -> None:
     """YAML has .nan and .inf; comparisons let NaN through every bound."""
     if isinstance(data, float) and not math.isfinite(data):
@@ -107,6 +164,12 @@ class _Refusal:
         self._data, self._kind, self._words = data, kind, words
         self._text, _, path = complaint.partition(" - at ")
         self._place, self._type = _resolve(data, inspect.type_info(kind), _steps(path))
+
+    @property
+    def culprit(self) -> Place:
+        """The place of the wrong value, or of the key that is not known or missing."""
+        key = re.search(r"(?:contains unknown|missing required) field `(.*)`", self._text, re.DOTALL)
+        return (*self._place, key[1]) if key else self._place
 
     def told(self, where: Callable[[str], str]) -> tuple[str, str]:
         """Message and hint."""
@@ -313,6 +376,9 @@ def _inner(holder: Any, step: str | int | None) -> Any:
 def _culprit(data: Any, wanted: Any) -> str | None:
     """The key of the first value in `data` that is not as wanted; None where that cannot be told."""
     structs = _structs(wanted)
+    if isinstance(wanted, inspect.ListType) and isinstance(data, dict):
+        least = wanted.min_length or 0
+        return next((key for key, value in data.items() if not isinstance(value, list) or len(value) < least), None)
     for key, value in data.items() if isinstance(data, dict) and structs else ():
         try:
             msgspec.convert(value, structs[0].cls)

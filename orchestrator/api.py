@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import pandas as pd
 import torch
 
@@ -70,6 +69,7 @@ def run(
     experiment: AnyExperiment | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
+    plugins: Sequence[AnyPath] = (),
     methods: str | Sequence[str] = (),
     fleet: AnyPath | None = None,
     runs: AnyPath | None = None,
@@ -92,6 +92,8 @@ def run(
         experiment: the path of an experiment file, or a dict with its keys (docs/experiments.md). Relative paths in a
             dict start at the current folder. None only with `resume`.
         overrides: values in place of the experiment's, such as `{"training.rounds": 5}`.
+        plugins: files, folders or installed packages with methods, models or data sets of your own, beside those that
+            the experiment names.
         methods: run only these of the experiment's methods.
         fleet: the path of a fleet file, relative to the current folder, or the name of a fleet that comes with Edgebed
             (`dtfl-5`), in place of the experiment's.
@@ -114,19 +116,15 @@ def run(
             cannot go on.
     """
     if resume is not None:
-        refuse_beside_resume(experiment, methods, fleet, runs, plan)
+        refuse_beside_resume(experiment, plugins, methods, fleet, runs, plan)
         request = resume_request(_folder(resume), overrides)
         if request.backend == SIMULATED:
             return _carry_out(partial(_simulate, resumed(request)), on_event)
     else:
-        typed, path = _experiment(experiment, overrides, methods, fleet)
+        typed, path = _experiment(experiment, overrides, plugins, methods, fleet)
         request = Request(typed, path, _runs_folder(runs), plan=None if plan is None else _folder(plan))
-    request = msgspec.structs.replace(
-        request,
-        backend=backend or request.backend,
-        own_broker=None if broker is None else OwnBroker(broker, str(broker_ca or ""), str(broker_users or "")),
-        allow_uncalibrated=allow_uncalibrated,
-    )
+    own = None if broker is None else OwnBroker(broker, str(broker_ca or ""), str(broker_users or ""))
+    request = request.on(backend, own, allow_uncalibrated=allow_uncalibrated)
     try_folder(request.runs)
     return _carry_out(lambda watch: asyncio.run(_run(request, watch)), on_event)
 
@@ -135,6 +133,7 @@ def simulate(
     experiment: AnyExperiment,
     *,
     overrides: Mapping[str, Any] | None = None,
+    plugins: Sequence[AnyPath] = (),
     methods: str | Sequence[str] = (),
     fleet: AnyPath | None = None,
     runs: AnyPath | None = None,
@@ -147,7 +146,7 @@ def simulate(
     """Simulate every method of an experiment on a virtual clock, as `edgebed simulate` does. No device runs.
 
     Args:
-        experiment, overrides, methods, fleet, runs, on_event: as for `run`.
+        experiment, overrides, plugins, methods, fleet, runs, on_event: as for `run`.
         devices: so many devices, with the fleet's profiles in turn.
         cost: the cost model: `reference NAME`, timed, flops or operations; that of the experiment if not given.
         accelerator: where the halves are computed.
@@ -173,7 +172,7 @@ def simulate(
         [1, 2]
     """
     costs = {} if cost is None else {"simulation.cost": cost}
-    typed, path = _experiment(experiment, {**(overrides or {}), **costs}, methods, fleet)
+    typed, path = _experiment(experiment, {**(overrides or {}), **costs}, plugins, methods, fleet)
     request = SimulationRequest(
         typed,
         path,
@@ -260,19 +259,20 @@ def compare(
 def _experiment(
     experiment: AnyExperiment | None,
     overrides: Mapping[str, Any] | None,
+    plugins: Sequence[AnyPath],
     methods: str | Sequence[str],
     fleet: AnyPath | None,
 ) -> tuple[Experiment, Path]:
     """The experiment, typed, and the path that its relative paths and the messages about it refer to."""
     if experiment is None:
         raise UsageError("no experiment", hint="give the path of an experiment file, or a dict")
-    changes = dict(overrides or {})
+    changes, own = dict(overrides or {}), [os.fspath(each) for each in plugins]
     if fleet is not None:
         changes["fleet"] = os.path.abspath(fleet) if os.path.exists(fleet) else os.fspath(fleet)
     if isinstance(experiment, Mapping):
-        path, typed = UNNAMED, from_dict(experiment, changes)
+        path, typed = UNNAMED, from_dict(experiment, changes, own)
     else:
-        path, typed = Path(experiment), load(Path(experiment), changes)
+        path, typed = Path(experiment), load(Path(experiment), changes, own)
     names = [methods] if isinstance(methods, str) else methods
     return only_methods(typed, names, path), path if path is UNNAMED else path.resolve()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,20 +14,31 @@ import msgspec
 
 from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import PARTITIONS, Partition
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, refuse
 from edgebed.limits.cpu_quota import Grain as Grain
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
-from edgebed.typed import nearest, shown
+from edgebed.plugins import Registry
+from edgebed.typed import Place, nearest, shown, spelled
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.files.yaml_file import Document, convert, load_yaml, plain
+from orchestrator.files.plugged import also_used, given, take_in
+from orchestrator.files.yaml_file import Document, load_yaml, mistakes, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Values = Annotated[list[Any], msgspec.Meta(min_length=1)]
+Setting = dict[str, Any]
+"""The values of swept keys in one part of a sweep, by dotted key (`{"training.batch_size": 32}`)."""
+
+NOT_SWEPT = ("name", "methods", "plugins", "seeds", "sweep", "training.seed")
+"""Keys that no sweep may have: the runs of all settings share them."""
+MOST_PARTS = 1000
+"""Largest number of settings × seeds."""
+
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
 
@@ -187,6 +201,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     fleet: str  # path of the fleet file
+    plugins: list[str] = []  # files, folders or installed packages with methods, models or data sets
     data: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
     partition: Partition = Partition()
     privacy: PrivacySection = PrivacySection()
@@ -195,6 +210,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()
     seeds: Annotated[list[Seed], msgspec.Meta(min_length=1, max_length=1000)] | None = None  # in place of training.seed
+    sweep: Annotated[dict[str, Values], msgspec.Meta(min_length=1)] | None = None  # by key: a setting for each product
     environment: Environment | None = None
     # events, or the name of a file
     scenario: str | Annotated[list[ScenarioEvent], msgspec.Meta(min_length=1)] | None = None
@@ -205,42 +221,61 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     speed: SpeedWord | None = None  # None: what the fleet file says
     spread: bool | None = None  # whether pieces vary as those of the reference did; None: what the fleet file says
 
-    def __post_init__(self) -> None:
-        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds}: one stands there twice; name each seed once")
-
     @property
     def all_seeds(self) -> list[int]:
         return self.seeds or [self.training.seed]
 
-    def with_seed(self, seed: int) -> Experiment:
-        """The part of the experiment that runs with this seed."""
-        return msgspec.structs.replace(self, training=msgspec.structs.replace(self.training, seed=seed))
-
     @property
-    def first_place(self) -> int:
-        """Place of this part's first method among all runs of the experiment: those of the first seed come first."""
-        return self.all_seeds.index(self.training.seed) * len(self.methods)
+    def parts(self) -> list[tuple[Setting, int]]:
+        """The settings of the sweep, each with every seed, in the order in which they run."""
+        sweep = self.sweep or {}
+        settings = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
+        return list(product(settings, self.all_seeds))
+
+    def count_parts(self) -> int:
+        """How many `parts` there are; a sweep may name more than could be listed."""
+        return math.prod((len(self.all_seeds), *(len(values) for values in (self.sweep or {}).values())))
+
+    def part(self, setting: Setting, seed: int) -> Experiment:
+        """The part of the experiment that runs in this setting with this seed."""
+        document = Document(msgspec.to_builtins(self), UNNAMED, {})
+        for key, value in setting.items():
+            document.put_value(key.split("."), value, "sweep")
+        document.put_value(["training", "seed"], seed, "seeds")
+        return msgspec.convert(document, Experiment)
 
 
-def load(path: Path, overrides: Overrides | None = None) -> Experiment:
-    """Read an experiment file. `overrides` change values of it.
+def load(path: Path, overrides: Overrides | None = None, plugins: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file, and use its plug-ins. `overrides` change values of it.
+
+    Args:
+        plugins: beside those of the file; paths in them start at the current folder.
 
     Raises:
         UsageError: a missing file, broken YAML, an unknown key or name, a wrong type or value. The message names the
             file and line.
     """
-    return _checked(load_yaml(path), overrides or ())
+    return _checked(load_yaml(path), overrides or (), plugins)
 
 
-def from_dict(values: Mapping[str, Any], overrides: Overrides | None = None) -> Experiment:
+def examined(
+    path: Path, overrides: Overrides | None = None, plugins: Sequence[str] = ()
+) -> tuple[dict[Place, UsageError], Experiment | None]:
+    """All mistakes of an experiment file by their places, and the experiment as far as it can be told without them.
+    Its plug-ins are used from then on; `plugins` as for `load`."""
+    document = load_yaml(path)
+    _prepare(document, overrides or (), plugins)
+    return _mistakes(document)
+
+
+def from_dict(values: Mapping[str, Any], overrides: Overrides | None = None, plugins: Sequence[str] = ()) -> Experiment:
     """An experiment that a program made, with the keys of the file. It is checked as a file is; messages call it
     `experiment`.
 
     Raises:
         UsageError: as `load`.
     """
-    return _checked(Document(plain(values), UNNAMED, {}), overrides or ())
+    return _checked(Document(plain(values), UNNAMED, {}), overrides or (), plugins)
 
 
 def only_methods(experiment: Experiment, names: Collection[str] | None, path: Path) -> Experiment:
@@ -256,7 +291,15 @@ def only_methods(experiment: Experiment, names: Collection[str] | None, path: Pa
     return msgspec.structs.replace(experiment, methods=[m for m in experiment.methods if m.get("name") in names])
 
 
-def _checked(document: Document, overrides: Overrides) -> Experiment:
+def _checked(document: Document, overrides: Overrides, plugins: Sequence[str]) -> Experiment:
+    _prepare(document, overrides, plugins)
+    found, experiment = _mistakes(document)
+    refuse(list(found.values()), document.path)
+    assert experiment is not None
+    return experiment
+
+
+def _prepare(document: Document, overrides: Overrides, plugins: Sequence[str]) -> None:
     path = document.path
     if "devices" in document and "methods" not in document:
         raise UsageError(
@@ -264,14 +307,31 @@ def _checked(document: Document, overrides: Overrides) -> Experiment:
             hint="give an experiment file, which names a fleet and methods; `edgebed init DIR` writes one",
         )
     _override(document, overrides)
-    experiment = convert(document, Experiment, path, {"speed": SPEED_WORDS})
-    if not NAME.fullmatch(experiment.name):
-        raise UsageError(
-            f"{document.where('name')} is {shown(experiment.name)}, which is not a valid name",
-            hint="use 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
-        )
-    _check_names(experiment, document)
-    return experiment
+    named = document.get("plugins", [])
+    if isinstance(named, list) and all(isinstance(each, str) for each in named):
+        document["plugins"] = [*named, *given(plugins)]
+        take_in(document["plugins"], path.parent)
+
+
+def _mistakes(document: Document) -> tuple[dict[Place, UsageError], Experiment | None]:
+    found, experiment = mistakes(document, Experiment, document.path, {"speed": SPEED_WORDS})
+    if experiment is None:
+        return found, None
+
+    def is_new(place: Place) -> bool:
+        return not any(place[: len(each)] == each[: len(place)] for each in found)
+
+    later = {place: error for place, error in _named_mistakes(experiment, document) if is_new(place)}
+    if not found and not later:
+        later = {("sweep", i): error for i, error in enumerate(_sweep_mistakes(experiment, document))}
+    return found | later, experiment if found or later else _with_installed(experiment)
+
+
+def _with_installed(experiment: Experiment) -> Experiment:
+    """The experiment with the plug-ins of installed packages that it uses."""
+    made = [METHODS.create(options) for options in experiment.methods]
+    found = also_used(experiment.plugins, [*made, MODELS.create(experiment.model), DATASETS.create(experiment.data)])
+    return msgspec.structs.replace(experiment, plugins=[*experiment.plugins, *found]) if found else experiment
 
 
 def _override(document: Document, overrides: Overrides) -> None:
@@ -286,15 +346,52 @@ def _override(document: Document, overrides: Overrides) -> None:
         document.put(key.split("."), text, f"--set {override}")
 
 
-def _check_names(experiment: Experiment, document: Document) -> None:
-    """Check that every method, model, data set and partition exists and accepts its options."""
-    for i, options in enumerate(experiment.methods):
-        METHODS.create(options, document.where(f"methods[{i}]"))
-    MODELS.create(experiment.model, document.where("model"))
-    DATASETS.create(experiment.data, document.where("data"))
+def _named_mistakes(experiment: Experiment, document: Document) -> Iterator[tuple[Place, UsageError]]:
+    """Names that do not exist, options that a method, model or data set does not take, and seeds; with their places."""
+    if not NAME.fullmatch(experiment.name):
+        yield (
+            ("name",),
+            UsageError(
+                f"{document.where('name')} is {shown(experiment.name)}, which is not a valid name",
+                hint="use 1 to 63 letters, digits, '_', '.' or '-', a letter or digit first",
+            ),
+        )
+    chosen: list[tuple[Place, Registry[Any], Mapping[str, Any]]] = [
+        *((("methods", i), METHODS, options) for i, options in enumerate(experiment.methods)),
+        (("model",), MODELS, experiment.model),
+        (("data",), DATASETS, experiment.data),
+    ]
+    for place, registry, options in chosen:
+        for i, error in enumerate(registry.mistakes(options, document.where, spelled(place))):
+            yield (*place, i), error
     kind = experiment.partition.kind
     if kind not in PARTITIONS:
-        raise UsageError(
-            f"{document.where('partition.kind')}: there is no partition {kind!r}{nearest(kind, list(PARTITIONS))}",
-            hint=f"choose one of: {', '.join(PARTITIONS)}",
-        )
+        text = f"{document.where('partition.kind')}: there is no partition {kind!r}{nearest(kind, list(PARTITIONS))}"
+        yield ("partition", "kind"), UsageError(text, hint=f"choose one of: {', '.join(PARTITIONS)}")
+    seeds = experiment.all_seeds
+    if len(set(seeds)) < len(seeds):
+        text = f"{document.where('seeds')}: one of {seeds} stands there twice"
+        yield ("seeds",), UsageError(text, hint="name each seed once")
+
+
+def _sweep_mistakes(experiment: Experiment, document: Document) -> Iterator[UsageError]:
+    """Those of the sweep. The values of each setting are put into the document as `--set` puts them."""
+    for key, values in (experiment.sweep or {}).items():
+        place = document.where(f"sweep.{key}")
+        if key.partition(".")[0] in NOT_SWEPT or key in NOT_SWEPT:
+            yield UsageError(f"{place}: {key} cannot be swept", hint="`seeds` and `methods` are lists already")
+        if any(values.count(value) > 1 for value in values):
+            yield UsageError(f"{place}: one value stands there twice", hint="write each value once")
+    if (count := experiment.count_parts()) > MOST_PARTS:
+        place = document.where("sweep")
+        yield UsageError(f"{place}: {count} settings and seeds, above {MOST_PARTS}", hint="sweep fewer values")
+        return
+    for setting, _ in experiment.parts[:: len(experiment.all_seeds)] if experiment.sweep else ():
+        own = copy.deepcopy(document)
+        del own["sweep"]
+        for key, value in setting.items():
+            own.put_value(key.split("."), value, "sweep")
+            own.lines[key] = f"{document.lines.get(f'sweep.{key}', '')}, sweep"
+        if found := _mistakes(own)[0]:
+            yield from found.values()
+            return

@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("edgebed", deadline=None)
 hypothesis.settings.load_profile("edgebed")
 
 ORCHESTRATORS = re.compile(
-    r"^\s*(from|import) (orchestrator|benchmarks|PIL|yaml|tests\."
+    r"^\s*(from|import) (orchestrator(?!\.testing\.rounds)|benchmarks|PIL|yaml|tests\."
     r"(equality|contract\.models|summaries|virtual|unit\._(assignments|boards|fleets|runs)))\b",
     re.MULTILINE,
 )

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     keys = Keystore(board_folder())
     if given.command == "join":
         token = _asked() if given.token == "-" else given.token
-        join(Service(*parse_address(given.address)), token, keys, say)
+        join(Service(*parse_address(given.address)), token, keys, say, allow_code=given.allow_code)
         say(unit(keys.folder).install() if given.service else "edgebed-agent run connects this board")
     elif given.command == "leave":
         leave(keys, say)
@@ -37,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
         "token",
         metavar="TOKEN",
         help="works once; '-' asks for it, so that it is in no list of processes, nor in the shell's history",
+    )
+    joining.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run the plug-ins (methods and models) that this service sends; without it, only those installed",
     )
     joining.add_argument("--service", action="store_true", help="write a systemd unit that connects from boot on")
     commands.add_parser("leave", help="undo join: revoke the certificate, remove key, folder and systemd unit")

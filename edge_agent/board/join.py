@@ -18,13 +18,17 @@ from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import Join, parse_token
 
 UNIT = "edgebed-agent"
-NEEDS = ("CapabilityBoundingSet=CAP_NET_ADMIN", "MemoryMax=90%", "ReadWritePaths=-/sys/fs/cgroup")
-"""To limit itself: `tc`, and the cgroup of its agent, whose process has no capability (edge_agent/entry.py)."""
+NEEDS = ("CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_ADMIN", "MemoryMax=90%", "ReadWritePaths=-/sys/fs/cgroup")
+"""To limit itself: `tc`, and the cgroup of its agent, which root may make with the first one only. The agent's own
+process has no capability (edge_agent/entry.py)."""
 
 
-def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[str], None]) -> JoinedService:
+def join(
+    service: Service, token_text: str, keys: Keystore, notify: Callable[[str], None], *, allow_code: bool = False
+) -> JoinedService:
     """Enrol this board. The key stays here; the secret is sent only to the service whose CA the token names. A join
-    that broke off may be repeated: the same key gets its certificate again.
+    that broke off may be repeated: the same key gets its certificate again. `allow_code`: the board runs plug-ins that
+    the service sends.
 
     Raises:
         UsageError: the token is wrong, the service refuses, or the board has joined already.
@@ -39,7 +43,7 @@ def join(service: Service, token_text: str, keys: Keystore, notify: Callable[[st
     token = parse_token(token_text)
     ca = service.ca(token.fingerprint)
     enrolled = service.join(ca, Join(token.secret, keys.request(), facts()))
-    joined = JoinedService(enrolled.board, enrolled.name, service.host, service.port, enrolled.mqtt_port)
+    joined = JoinedService(enrolled.board, enrolled.name, service.host, service.port, enrolled.mqtt_port, allow_code)
     keys.keep(joined, ca, enrolled.certificate)
     notify(f"joined {service} as {enrolled.name} (id {enrolled.board}); the key is in {keys.folder}")
     return joined

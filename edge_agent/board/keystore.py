@@ -30,6 +30,7 @@ class JoinedService(msgspec.Struct, frozen=True):
     host: str
     port: int
     mqtt_port: int
+    allow_code: bool = False  # whether the board runs plug-ins that its service sends
 
 
 def board_folder() -> Path:

@@ -24,6 +24,7 @@ from edge_agent.board.client import Service
 from edge_agent.board.join import version_of
 from edge_agent.board.keystore import Keystore
 from edge_agent.board.limiter import Limiter
+from edge_agent.board.plugged import put_plugins
 from edgebed.errors import EdgebedError, FileError, LimitError, LinkError, UsageError, WireError, in_words
 from edgebed.limits.spec import Held
 from edgebed.link.connection import Address
@@ -243,7 +244,7 @@ class Standby:
         self._notify(f"works in the fleet {wanted.fleet}")
         self._error = ""
         self._publish()
-        process = await self._start(wanted, shard)
+        process = await self._start(wanted, shard, await self._plugins(wanted))
         limits = asyncio.create_task(self._limit(process.pid))
         words = asyncio.create_task(_last_words(process))
         ended, changed = asyncio.create_task(process.wait()), asyncio.create_task(self._changed.wait())
@@ -280,9 +281,21 @@ class Standby:
                 self._limited = (wanted.limited, None, in_words(error))
             self._publish()
 
-    async def _start(self, wanted: BoardOrder, shard: Path) -> asyncio.subprocess.Process:
+    async def _plugins(self, wanted: BoardOrder) -> list[str]:
+        """The agent's option that names the folder of its plug-ins. Raises EdgebedError."""
+        if not wanted.plugins:
+            return []
+        sent, folder = None, self._keys.folder / "plugins"
+        if wanted.code and self._about.allow_code:
+            sent = await asyncio.to_thread(
+                self._service.shard, wanted.code, self._keys.folder / "shards", self._keys.identity
+            )
+        await asyncio.to_thread(put_plugins, folder, wanted.plugins, sent)
+        return ["--plugins", str(folder)]
+
+    async def _start(self, wanted: BoardOrder, shard: Path, more: list[str]) -> asyncio.subprocess.Process:
         arguments = ["--fleet", wanted.fleet, "--device", wanted.device or self._about.board, "--shard", str(shard)]
-        arguments += ["--board", "--board-id", self._about.board]
+        arguments += ["--board", "--board-id", self._about.board, *more]
         arguments += ["--accelerator", wanted.accelerator] if wanted.accelerator else []
         host = f"[{self._about.host}]" if ":" in self._about.host else self._about.host
         env = {

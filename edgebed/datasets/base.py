@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from edgebed import datasets as _package
+from edgebed.datasets.shard import task_of
 from edgebed.errors import UsageError
 from edgebed.plugins import Plugin, Registry
+from edgebed.wire.settings import LearningTask
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The training or the test part. y (N,) int64 from 0; `read(rows)` gives x (len(rows), C, H, W), uint8 or float32:
-    only the rows that are used are decoded. `writers` (N,) int64 where it is known who made a sample."""
+    """The training or the test part. y (N,) int64 from 0, (N, T) with an answer for each token; `read(rows)` gives x
+    (len(rows), *input_shape): uint8 or float32, or int64 tokens; only the rows that are used are decoded. `writers`
+    (N,) int64 where it is known who made a sample."""
 
     y: Tensor
     read: Callable[[Tensor], Tensor]
@@ -37,11 +40,13 @@ class Source(msgspec.Struct, frozen=True):
     class_names: list[str]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    vocabulary: int = 0  # of tokens
 
 
 class Split(msgspec.Struct, frozen=True):
-    """A loaded data set. x (N, C, H, W) uint8, or float32 in any range; y (N,) int64 from 0; mean and std per channel,
-    after uint8 has been scaled to 0..1; `train_writers` (N,) int64 where the data set knows who made a sample.
+    """A loaded data set. x (N, *input_shape) uint8, float32 in any range, or int64 tokens below `vocabulary`; y (N,)
+    int64 from 0, (N, T) with an answer for each token; mean and std per channel or column, after uint8 has been scaled
+    to 0..1, none of tokens; `train_writers` (N,) int64 where the data set knows who made a sample.
     `validation_x` and `validation_y`, where samples were held out for it: none of them is a training sample."""
 
     train_x: Tensor
@@ -54,6 +59,12 @@ class Split(msgspec.Struct, frozen=True):
     train_writers: Tensor | None = None
     validation_x: Tensor | None = None
     validation_y: Tensor | None = None
+    vocabulary: int = 0
+
+    @property
+    def task(self) -> LearningTask:
+        """What is learned from these samples."""
+        return task_of(self.train_x, self.train_y, len(self.class_names), self.vocabulary)
 
 
 class Subset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,7 +104,7 @@ class DataSet(Plugin):
         train, held = self._hold_out(source.train.y, balanced(source.train.y, self.options.train_samples, seed), seed)
         test = balanced(source.test.y, self.options.test_samples, seed)
         train_x = source.train.read(train)
-        mean, std = (source.mean, source.std) if source.mean else measure(train_x)
+        mean, std = (source.mean, source.std) if source.mean or source.vocabulary else measure(train_x)
         return Split(
             train_x=train_x,
             train_y=source.train.y[train],
@@ -105,6 +116,7 @@ class DataSet(Plugin):
             train_writers=None if source.train.writers is None else source.train.writers[train],
             validation_x=source.train.read(held) if len(held) else None,
             validation_y=source.train.y[held] if len(held) else None,
+            vocabulary=source.vocabulary,
         )
 
     def _hold_out(self, y: Tensor, train: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -126,6 +138,11 @@ class DataSet(Plugin):
 DATASETS: Registry[DataSet] = Registry(_package, DataSet, "data set")
 
 
+def classes_of(y: Tensor) -> Tensor:
+    """The class of each sample, (N,), to draw and share out samples by; 0 where each has several answers."""
+    return y if y.ndim == 1 else torch.zeros(len(y), dtype=torch.int64)
+
+
 def in_memory(x: Tensor, y: Tensor) -> Part:
     """x (N, C, H, W) and y (N,), both here already."""
     return Part(y, x.__getitem__)
@@ -136,7 +153,7 @@ def balanced(y: Tensor, count: int, seed: int) -> Tensor:
     if not 0 < count < len(y):
         return torch.arange(len(y))
     order = np.random.default_rng(seed).permutation(len(y))
-    labels = y.numpy()[order]
+    labels = classes_of(y).numpy()[order]
     rank = np.empty(len(y), dtype=np.int64)  # position of each sample within its class, in random order
     for label in np.unique(labels):
         where = np.flatnonzero(labels == label)
@@ -160,14 +177,15 @@ def hold_out(groups: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of x (N, C, H, W), uint8 scaled to 0..1. A constant channel gets 1."""
-    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    """Mean and standard deviation per channel or column of x (N, C, ...), uint8 scaled to 0..1. A constant one gets
+    1."""
+    scale, others = 255.0 if x.dtype == torch.uint8 else 1.0, (0, *range(2, x.ndim))
     count = x.numel() // x.shape[1]
     total, squares = torch.zeros(x.shape[1], dtype=torch.float64), torch.zeros(x.shape[1], dtype=torch.float64)
     for start in range(0, len(x), 1000):  # a whole set in float64 would need eight times its memory
         values = x[start : start + 1000].to(torch.float64) / scale
-        total += values.sum((0, 2, 3))
-        squares += values.square().sum((0, 2, 3))
+        total += values.sum(others)
+        squares += values.square().sum(others)
     mean = total / count
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(s if s > 1e-6 else 1.0 for s in std.tolist())

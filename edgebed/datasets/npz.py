@@ -1,8 +1,9 @@
 """Arrays of one's own in a NumPy .npz file.
 
 Either x_train, y_train, x_test, y_test, or x and y, of which a part is held out for testing. x is (N, H, W),
-(N, C, H, W) or (N, H, W, C), uint8 or another number; y is (N,) or (N, 1), whole numbers from 0. `classes` may hold
-names.
+(N, C, H, W) or (N, H, W, C) of pictures, (N, F) of a table, uint8 or another number, or (N, T) tokens below
+`vocabulary`; y is (N,) or (N, 1), whole numbers from 0, or (N, T) with an answer for each token. `classes` may
+hold names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgebed.datasets.base import DataSet, Share, Source, Subset, hold_out, in_memory
+from edgebed.datasets.base import Count, DataSet, Share, Source, Subset, hold_out, in_memory
 from edgebed.errors import UsageError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -32,6 +33,7 @@ class Npz(DataSet):
         path: str  # relative to the folder of data sets
         channels: Literal["auto", "first", "last"] = "auto"  # auto: last where only the last side is 1 or 3
         test_share: Share = 0.2  # where the file holds x and y only
+        vocabulary: Count = 0  # of tokens; 0: x holds no tokens
 
     options: Options
 
@@ -55,10 +57,19 @@ class Npz(DataSet):
                 f"{path}: training samples {tuple(x.shape[1:])}, test samples {tuple(test_x.shape[1:])}",
                 hint="save both parts in one shape",
             )
-        return Source(in_memory(x, y), in_memory(test_x, test_y), names_of(arrays, torch.cat((y, test_y)), path))
+        return Source(
+            in_memory(x, y),
+            in_memory(test_x, test_y),
+            names_of(arrays, torch.cat((y, test_y)), path),
+            vocabulary=self.options.vocabulary,
+        )
 
     def _pair(self, arrays: Arrays, x_name: str, y_name: str, path: Path) -> tuple[Tensor, Tensor]:
-        x, y = samples(arrays[x_name], path, self.options.channels), labels(arrays[y_name], path)
+        if self.options.vocabulary:
+            x = tokens(arrays[x_name], path, self.options.vocabulary)
+        else:
+            x = samples(arrays[x_name], path, self.options.channels)
+        y = labels(arrays[y_name], path, tuple(x.shape) if self.options.vocabulary else ())
         if len(x) != len(y):
             raise UsageError(
                 f"{path}: {len(x)} samples in {x_name}, {len(y)} labels", hint="give each sample one label"
@@ -84,15 +95,28 @@ def read_npz(path: Path, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         raise UsageError(f"{path} is no .npz file that can be read: {error}", hint="save it again") from None
 
 
-def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
-    """x as (N, C, H, W), uint8 or float32; `channels` says where they are in an x of four sides."""
-    if x.ndim not in (3, 4) or x.dtype.kind not in "uif" or not x.size:
+def tokens(x: NDArray[Any], path: Path, vocabulary: int) -> Tensor:
+    """x as (N, T) int64 below `vocabulary`."""
+    if x.ndim != 2 or x.dtype.kind not in "ui" or not x.size or x.min() < 0 or x.max() >= vocabulary:
         raise UsageError(
-            f"{path}: samples of shape {x.shape} and type {x.dtype}", hint="save (N, H, W) or (N, C, H, W) of numbers"
+            f"{path}: tokens of shape {x.shape} and type {x.dtype}",
+            hint=f"save (N, T) of whole numbers from 0 to {vocabulary - 1}, or leave `vocabulary` away",
+        )
+    return torch.from_numpy(x.astype(np.int64))
+
+
+def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
+    """x as (N, C, H, W) or (N, F), uint8 or float32; `channels` says where they are in an x of four sides."""
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uif" or not x.size:
+        raise UsageError(
+            f"{path}: samples of shape {x.shape} and type {x.dtype}",
+            hint="save (N, H, W), (N, C, H, W) or (N, F) of numbers",
         )
     if x.ndim == 3:
         x = x[:, None]
-    elif channels == "last" or (channels == "auto" and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)):
+    elif x.ndim == 4 and (
+        channels == "last" or (channels == "auto" and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3))
+    ):
         x = x.transpose(0, 3, 1, 2)
     converted = np.ascontiguousarray(x if x.dtype == np.uint8 else x.astype(np.float32))
     if converted.dtype != np.uint8 and not np.isfinite(converted).all():
@@ -100,10 +124,11 @@ def samples(x: NDArray[Any], path: Path, channels: str = "auto") -> Tensor:
     return torch.from_numpy(converted)
 
 
-def labels(y: NDArray[Any], path: Path) -> Tensor:
-    """y as (N,) int64."""
+def labels(y: NDArray[Any], path: Path, per_token: tuple[int, ...] = ()) -> Tensor:
+    """y as (N,) int64, or of the shape that it has with an answer for each token."""
     flat = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
-    if flat.ndim != 1 or flat.dtype.kind not in "ui" or len(flat) < 2 or flat.min() < 0 or flat.max() > 1_000_000:
+    fits = flat.ndim == 1 or flat.shape == per_token
+    if not fits or flat.dtype.kind not in "ui" or len(flat) < 2 or flat.min() < 0 or flat.max() > 1_000_000:
         raise UsageError(
             f"{path}: labels of shape {y.shape} and type {y.dtype}", hint="save whole numbers from 0, one per sample"
         )

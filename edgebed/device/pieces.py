@@ -34,6 +34,10 @@ FIRST = "first "
 BATCH = ("batch", "forward", "rest")
 """Kinds that make a batch: the first one alone, or the two others."""
 
+STEP, JOINED = "step", "joined step"
+"""Kinds of a server half: a step, and what each further batch adds to it where a half has several devices. Their size
+is samples. The first step of a half begins with FIRST."""
+
 BY_BYTES = ("decode", "build", "reply", "encode", "update")
 KINDS = frozenset((*BATCH, *(f"{FIRST}{kind}" for kind in BATCH), *BY_BYTES, "more", "finish"))
 """Kinds that the training thread measures."""

@@ -18,7 +18,7 @@ class Limits(msgspec.Struct, frozen=True):
     """The limits of one device. Rates are bit/s of Ethernet frames on the wire; CPUs are CPU seconds per second, held
     as a quota of CPU time in every `period_us`.
 
-    `named_threads`: of torch, whatever the dilation; 0: they follow the CPUs.
+    `named_threads`: of torch, where the profile names them.
     `unlimited`: nothing is held, it is a real board. Then CPUs are its cores, and the other figures are what it has
     about: methods plan their first round with them.
     """
@@ -49,8 +49,9 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """Threads for torch. More threads than whole CPUs in the quota only spin (docs/throttling.md)."""
-        return self.named_threads or max(1, int(self.cpus))
+        """Of torch, whatever the dilation: those that the profile names, else one; of a board without limits, one per
+        core."""
+        return self.named_threads or (max(1, int(self.cpus)) if self.unlimited else 1)
 
 
 NONE_SET = Limits(cpus=0.0, uplink_bit_s=0, downlink_bit_s=0, memory_mib=0)

@@ -18,6 +18,8 @@ from edgebed import methods as _package
 from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.parts.device_sampling import DRAWS
 from edgebed.methods.parts.evaluation import Score, evaluate
+from edgebed.models.learning import Batch as Batch
+from edgebed.models.learning import task_at
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import slice_weights, width_groups
 from edgebed.plugins import Plugin, Registry
@@ -120,9 +122,6 @@ could be used."""
 
 # ---- halves ----
 
-Batch = tuple[Tensor, Tensor]
-"""x (B, C, H, W) float32 and y (B,) int64."""
-
 
 class Outgoing(msgspec.Struct, frozen=True):
     """What a device half yields: tensors to upload, and whether it waits for the reply."""
@@ -148,17 +147,14 @@ resumed with the reply's tensors, or with None."""
 
 HALVES: dict[str, DeviceHalf] = {}
 
-STREAMED = frozenset({"features", "logits"})
-"""What `Assignment.uploads` may name of what goes up within batches."""
+STREAMED = frozenset({"features", "logits"})  # what `Assignment.uploads` may name of what goes up within batches
 
-HEADLESS: set[str] = set()
-"""Objectives that train no auxiliary head."""
+HEADLESS: set[str] = set()  # objectives that train no auxiliary head
 
 Resolve = Callable[[Assignment], Assignment]
 """From an assignment as the device has it (`cpus` and `privacy` filled in) to the work that it really does."""
 
-RESOLVES: dict[str, Resolve] = {}
-"""Of objectives that leave a choice to the device."""
+RESOLVES: dict[str, Resolve] = {}  # of objectives that leave a choice to the device
 
 
 def device_half(objective: str, *, head: bool, resolve: Resolve | None = None) -> Callable[[DeviceHalf], DeviceHalf]:
@@ -166,6 +162,9 @@ def device_half(objective: str, *, head: bool, resolve: Resolve | None = None) -
     `resolve`, where the half leaves a choice to the device: the assignment of the work that comes of it."""
 
     def register(half: DeviceHalf) -> DeviceHalf:
+        if (other := HALVES.get(objective, half).__module__) != half.__module__:
+            why = f"two device halves are called {objective!r}: those of {other} and {half.__module__}"
+            raise PluginError(why, hint="give one of them another objective")
         HALVES[objective] = half
         if not head:
             HEADLESS.add(objective)
@@ -208,15 +207,16 @@ class ServerHalf:
     this device's upload was applied: it leaves the half, the others go on. An error that `step` raises ends the half.
     """
 
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # of the half; first those that leave the most stages to it
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
         raise NotImplementedError  # the seam that a method fills
 
     def worked(self, uploads: Mapping[str, Weights]) -> list[tuple[str, int]]:
-        """What the last step, with these uploads, trained on: device and samples of every batch, for the simulator to
-        charge; by default every upload once."""
-        return [(d, max((len(t) for t in tensors.values() if t.ndim), default=0)) for d, tensors in uploads.items()]
+        """What the last step, with these uploads, trained on: device and samples of every batch, in the order of
+        `devices`; by default every upload once. Costs are charged by it."""
+        used = [(device, uploads[device]) for device in self.devices if device in uploads]
+        return [(device, max((len(t) for t in tensors.values() if t.ndim), default=0)) for device, tensors in used]
 
     def weights(self) -> Weights:
         """The trained upper stages by name, on the CPU."""
@@ -231,6 +231,9 @@ class Method(Plugin):
 
     needs_costs = False
     """Whether the cuts must be profiled before the first plan."""
+
+    one_answer = False
+    """Whether a sample must have one answer, and not one for each token."""
 
     remembers: ClassVar[str] = ""
     """Name of the attribute whose struct is all that the method remembers as plain data."""
@@ -301,8 +304,8 @@ class Method(Plugin):
         model, uploads = self.context.model, assignment.uploads
         wanted = {
             "features": Stream(model.feature_shape(assignment.stages), torch.float32),
-            "labels": Stream((), torch.int64),
-            "logits": Stream((model.classes,), torch.float32),
+            "labels": Stream(model.task.answer_shape, torch.int64),
+            "logits": Stream((*model.task.answer_shape, model.classes), torch.float32),
         }
         return {name: stream for name, stream in wanted.items() if name in uploads or name == "labels"}
 
@@ -318,7 +321,7 @@ class Method(Plugin):
         """Measured results of a round. A device that failed is not among them and keeps its last estimate."""
 
     def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:
-        """How good the global weights are on the test set: x (N, C, H, W) float32, y (N,) int64."""
+        """How good the global weights are on the test set: x (N, *input_shape), y (N, *answer_shape)."""
         return evaluate(self.context.model, weights, x, y, accelerator)
 
     def final(
@@ -373,13 +376,12 @@ def assign(
     hold: bool = False,
 ) -> Assignment:
     """One device's assignment in `round` with the run's model and the round's schedule."""
-    return Assignment(
-        device=device.name,
-        model=context.model_spec,
-        classes=context.model.classes,
-        input_shape=context.model.input_shape,
-        stages=stages,
-        objective=objective,
+    return task_at(
+        device.name,
+        context.model_spec,
+        context.model.task,
+        stages,
+        objective,
         train_from=train_from,
         uploads=uploads,
         batch_size=schedule.batch_size,

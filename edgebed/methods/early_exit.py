@@ -59,6 +59,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 class EarlyExit(Method):
     name = "early-exit"
+    one_answer = True
     variants = ({"p": 0.3, "weighting": "balanced_adj", "server_lr": 0.5, "epoch_of": "largest"},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

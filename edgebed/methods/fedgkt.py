@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import msgspec
 import torch
 from torch import Tensor, autograd
-from torch.nn import functional
 
 from edgebed.errors import EdgebedError, RunError, UsageError
 from edgebed.methods.base import (
@@ -49,6 +48,7 @@ from edgebed.methods.parts.local_training import (
     optimizer_state,
 )
 from edgebed.methods.parts.shared_half import checked_half, undone_on_error
+from edgebed.models.learning import loss_of
 from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -85,7 +85,7 @@ def gkt_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch
         logits = head(z)
         if number >= first:
             yield Outgoing({"features": part.guard.upload(z), "labels": y, "logits": logits.detach()}, samples=len(y))
-        loss = functional.cross_entropy(logits, y)
+        loss = loss_of(logits, y)
         part.step(loss, len(y), part.guard.loss(teacher.added(loss, logits, number), x, z))
     trained = part.trained()
     kept = with_prefix(optimizer_state(part.optimizer), GIVEN + OPTIMIZER)
@@ -131,7 +131,7 @@ class CommonUpper(ServerHalf):
         first = next(iter(assignments.values()))
         self.devices = tuple(sorted(assignments))
         self.temperature, self.accelerator, self.epochs = temperature, accelerator, epochs
-        self.shape, self.classes = model.feature_shape(first.stages), model.classes
+        self.shape, self.task = model.feature_shape(first.stages), model.task
         self.upper = copy.deepcopy(model.upper(first.stages))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
         self.upper.to(accelerator).train()
@@ -183,15 +183,15 @@ class CommonUpper(ServerHalf):
         self._worked.append((device, samples))
 
     def _train(self, device: str, tensors: Weights) -> None:
-        features, labels = checked_upload(tensors, device, self.shape, self.classes)
+        features, labels = checked_upload(tensors, device, self.shape, self.task)
         teacher = tensors.get("logits")
-        if teacher is None or teacher.shape != (len(labels), self.classes):
+        if teacher is None or teacher.shape != (len(labels), self.task.classes):
             raise RunError(
-                f"device {device!r} sent no logits ({len(labels)}, {self.classes})",
+                f"device {device!r} sent no logits ({len(labels)}, {self.task.classes})",
                 hint="run the same version of Edgebed and the same model on device and orchestrator",
             )
         out: Tensor = self.upper(features.to(self.accelerator))
-        loss = functional.cross_entropy(out, labels.to(self.accelerator))
+        loss = loss_of(out, labels.to(self.accelerator))
         loss = loss + distillation(out, teacher.to(self.accelerator), self.temperature)
         checked_loss(loss, f"the server half with a batch of device {device!r}")
         self.optimizer.zero_grad()
@@ -242,6 +242,7 @@ class FedGKT(Method):
     """
 
     name = "fedgkt"
+    one_answer = True
     variants = ({"cut": 2, "temperature": 1.0, "server_epochs": 2},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

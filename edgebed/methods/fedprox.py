@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 import msgspec
 from torch import Tensor
-from torch.nn import functional
 
 from edgebed.methods.base import Batch, Context, DeviceView, Outcome, Plan, Schedule, device_half
 from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.parts.aggregation import Aggregate
 from edgebed.methods.parts.device_speed import Speeds, steps_in_time
 from edgebed.methods.parts.local_training import DevicePart, Half, count_batches
+from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
 
@@ -30,7 +30,7 @@ def prox_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
     mu = msgspec.convert(assignment.options["mu"], float)
     start = [parameter.detach().clone() for parameter in part.stages.parameters()]
     for x, y in batches:
-        loss = functional.cross_entropy(part.forward(x), y)
+        loss = loss_of(part.forward(x), y)
         part.step(loss, len(y), loss + mu / 2 * _distance(part, start) if mu else loss)
     yield from ()
     return part.trained()

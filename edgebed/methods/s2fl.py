@@ -26,7 +26,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 from torch import Tensor, autograd
-from torch.nn import functional
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import (
@@ -49,6 +48,7 @@ from edgebed.methods.parts.local_training import checked_loss, checked_upload, m
 from edgebed.methods.parts.shared_half import checked_half, without_bad
 from edgebed.methods.parts.time_table import TimeTable, median_rule
 from edgebed.models.costs import cut_costs
+from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -75,11 +75,11 @@ class GroupHalf(ServerHalf):
         mean: bool = False,
     ) -> None:
         self.mean = mean
-        self.devices = tuple(sorted(assignments))
         self.cuts = {device: each.stages for device, each in assignments.items()}
-        self.start = min(self.cuts.values())
+        self.devices = tuple(sorted(assignments, key=lambda device: (self.cuts[device], device)))
+        self.start = self.cuts[self.devices[0]]
         self.shapes = {cut: model.feature_shape(cut) for cut in set(self.cuts.values())}
-        self.accelerator, self.classes = accelerator, model.classes
+        self.accelerator, self.task = accelerator, model.task
         self.upper = copy.deepcopy(model.upper(self.start))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
         self.upper.to(accelerator).train()
@@ -99,9 +99,9 @@ class GroupHalf(ServerHalf):
         losses = []
         for device in sorted(uploads):
             cut = self.cuts[device]
-            features, labels = checked_upload(uploads[device], device, self.shapes[cut], self.classes)
+            features, labels = checked_upload(uploads[device], device, self.shapes[cut], self.task)
             z = leaves[device] = features.detach().to(self.accelerator).requires_grad_()
-            loss = functional.cross_entropy(self.upper[cut - self.start :](z), labels.to(self.accelerator))
+            loss = loss_of(self.upper[cut - self.start :](z), labels.to(self.accelerator))
             checked_loss(loss, f"the server half of device {device!r}")
             losses.append(loss)
         self.optimizer.zero_grad()
@@ -255,7 +255,8 @@ class S2fl(Method):
         forms a group of its own, as do all while the table is filled with whole rounds, so that each is measured alone
         **[ours]**."""
         alone = not self.options.balance or (self._warming_up(round) and self.options.times == "round")
-        if self.options.grouping == "random" and not alone:
+        unknown = self.context.model.task.per_token  # without a class there is nothing to balance
+        if (self.options.grouping == "random" or unknown) and not alone:
             return random_groups([view.name for view in devices], self.options.group, seed, round)
         known = {} if alone else {view.name: view.labels for view in devices if self._usable(view.labels)}
         groups = group_by_labels(known, self.options.group) if known else []

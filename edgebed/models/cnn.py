@@ -19,6 +19,7 @@ from torch import nn
 from edgebed.errors import UsageError
 from edgebed.models.fcnn import layer
 from edgebed.models.staged import ModelPlugin, StagedModel, flat_head, pooled_head
+from edgebed.wire.settings import LearningTask
 
 
 class Cnn(ModelPlugin):
@@ -29,17 +30,17 @@ class Cnn(ModelPlugin):
     filters: ClassVar[tuple[int, ...]]
     hidden: ClassVar[tuple[int, ...]]
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        channels = [input_shape[0], *self.filters]
+    def build(self, task: LearningTask) -> StagedModel:
+        channels = [task.input_shape[0], *self.filters]
         stages = [(f"conv{number}", self.convolution(*pair)) for number, pair in enumerate(pairwise(channels), 1)]
-        heads = {cut: pooled_head(width, classes) for cut, width in enumerate(self.filters, 1)}
-        rows, columns = self.map_after_pools(input_shape)
+        heads = {cut: pooled_head(width, task.classes) for cut, width in enumerate(self.filters, 1)}
+        rows, columns = self.map_after_pools(task.input_shape)
         widths = [self.filters[-1] * rows * columns, *self.hidden]
         for number, (before, after) in enumerate(pairwise(widths), 1):
             stages.append((f"fc{number}", layer(before, after)))
-            heads[len(stages)] = flat_head(after, classes)
-        stages.append((f"fc{len(widths)}", flat_head(widths[-1], classes)))
-        return StagedModel(stages, heads, input_shape, classes)
+            heads[len(stages)] = flat_head(after, task.classes)
+        stages.append((f"fc{len(widths)}", flat_head(widths[-1], task.classes)))
+        return StagedModel(stages, heads, task)
 
     def convolution(self, channels: int, filters: int) -> nn.Module:
         conv = nn.Conv2d(channels, filters, self.kernel, padding=self.padding)

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, autograd, nn
 
 from edgebed.errors import UsageError
+from edgebed.models.learning import blank_x
 from edgebed.models.staged import ModelPlugin, StagedModel, Weights, head_name
 from edgebed.models.width import Groups, narrow_model, ordered_keep
+from edgebed.wire.settings import LearningTask
 
 FLOAT = 4  # bytes of a float32
 Shape = Sequence[int]
@@ -78,14 +80,15 @@ class ModelCosts(msgspec.Struct, frozen=True):
         return sum(part.forward_flops for part in held) + trained[0].last_backward_flops + backward
 
 
-def model_costs(plugin: ModelPlugin, input_shape: tuple[int, ...], classes: int, batch: int) -> ModelCosts:
+def model_costs(plugin: ModelPlugin, task: LearningTask, batch: int) -> ModelCosts:
     """Count everything. Raises UsageError if the model cannot take such an input."""
+    plugin.check_takes(task)
     try:
         with torch.device("meta"):
-            model = plugin.build(input_shape, classes)
+            model = plugin.build(task)
         return built_costs(model, plugin.name, plugin.summary, batch)
     except (RuntimeError, ValueError, IndexError) as error:
-        shape = "x".join(map(str, input_shape))
+        shape = "x".join(map(str, task.input_shape))
         raise UsageError(
             f"{plugin.name} cannot take an input of {shape}: {error}", hint="give a larger shape, or another model"
         ) from None
@@ -95,7 +98,7 @@ def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> Mode
     """Count a model that is already built, also a narrow one. Does not change it."""
     with torch.device("meta"):
         bare = copy.deepcopy(model).to("meta").train()
-        stages, heads, shapes = _parts(bare, torch.zeros(batch, *model.input_shape))
+        stages, heads, shapes = _parts(bare, blank_x(model.task, batch))
     return ModelCosts(
         name=name,
         summary=summary,
@@ -155,14 +158,17 @@ def _cuts(
 def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
     """Costs of a stage or head for the batch `x`, and its output."""
     counter = _flop_counter()
-    x, parameters = x.detach().requires_grad_(), list(module.parameters())
+    x, parameters = x.detach(), list(module.parameters())
+    if x.is_floating_point():  # tokens have no gradient
+        x.requires_grad_()
     with counter:
         out: Tensor = module(x)
         forward = counter.get_total_flops()
         if parameters:
             autograd.backward(out.sum(), inputs=parameters, retain_graph=True)
         last = counter.get_total_flops() - forward
-        autograd.backward(out.sum())
+        if x.requires_grad:
+            autograd.backward(out.sum())
     part = PartCosts(
         name=name,
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -196,7 +202,7 @@ def stage_flops(model: StagedModel) -> list[int]:
     """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed."""
     with torch.device("meta"), torch.no_grad():
         bare = copy.deepcopy(model).to("meta").eval()
-        x = torch.zeros(1, *model.input_shape)
+        x = blank_x(model.task, 1)
         flops: list[int] = []
         for name in model.stage_names:
             with _flop_counter() as counter:

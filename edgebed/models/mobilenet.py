@@ -16,6 +16,7 @@ from torch import nn
 
 from edgebed.models.layers import Positive, convolution, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+from edgebed.wire.settings import LearningTask
 
 WIDTHS = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)  # channels after each pair, in multiples of the stem's
 STRIDED = (2, 4, 6, 12)  # pairs of stride 2
@@ -32,15 +33,15 @@ class MobileNet(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+    def build(self, task: LearningTask) -> StagedModel:
         width = self.options.width
         outs = [width, *(width * times for times in WIDTHS)]
-        stages: list[tuple[str, nn.Module]] = [("stem", stem(input_shape[0], width))]
+        stages: list[tuple[str, nn.Module]] = [("stem", stem(task.input_shape[0], width))]
         for number, (channels, out) in enumerate(pairwise(outs), 1):
             stages.append((f"pair{number}", pair(channels, out, 2 if number in STRIDED else 1)))
-        stages.append(("top", pooled_head(outs[-1], classes)))
-        heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs, 1)}
-        return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
+        stages.append(("top", pooled_head(outs[-1], task.classes)))
+        heads = {cut: pooled_head(out, task.classes) for cut, out in enumerate(outs, 1)}
+        return StagedModel(stages, heads, task, split_points=SPLIT_POINTS)
 
 
 def pair(channels: int, out: int, stride: int) -> nn.Sequential:

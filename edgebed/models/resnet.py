@@ -21,29 +21,32 @@ from torch import nn
 
 from edgebed.models.layers import Basic, Block, Bottleneck, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+from edgebed.wire.settings import LearningTask
 
 Widths = tuple[int, int, int]
 SPLIT_POINTS = (1, 3, 5)  # the stem and where the map halves; the server keeps the last width **[ours]**
 
 
 def eight_modules(
-    block: type[Block], widths: Widths, blocks: int, input_shape: tuple[int, ...], classes: int, head_blocks: int = 0
+    block: type[Block], widths: Widths, blocks: int, task: LearningTask, head_blocks: int = 0
 ) -> StagedModel:
     """Stem, two modules of `blocks` blocks per width, classifier; a head at each of the seven cuts: `head_blocks`
     blocks of the width at the cut, pool, fc."""
     outs = [widths[0], *(width * block.expansion for width in widths for _ in "12")]  # channels after md1..md7
-    stages: list[tuple[str, nn.Module]] = [("md1", stem(input_shape[0], widths[0]))]
+    stages: list[tuple[str, nn.Module]] = [("md1", stem(task.input_shape[0], widths[0]))]
     for index, (channels, out) in enumerate(pairwise(outs)):
         width, stride = widths[index // 2], 2 if index in (2, 4) else 1
         first = block(channels, width, stride)
         rest = (block(out, width, 1) for _ in range(blocks - 1))
         stages.append((f"md{index + 2}", nn.Sequential(first, *rest)))
-    stages.append(("md8", pooled_head(outs[-1], classes)))
+    stages.append(("md8", pooled_head(outs[-1], task.classes)))
     heads: dict[int, nn.Module] = {}
     for cut, out in enumerate(outs, 1):
         width = widths[max(0, cut - 2) // 2]
-        heads[cut] = _head(block, out, width, head_blocks, classes) if head_blocks else pooled_head(out, classes)
-    return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
+        heads[cut] = (
+            _head(block, out, width, head_blocks, task.classes) if head_blocks else pooled_head(out, task.classes)
+        )
+    return StagedModel(stages, heads, task, split_points=SPLIT_POINTS)
 
 
 def _head(block: type[Block], channels: int, width: int, blocks: int, classes: int) -> nn.Module:
@@ -62,8 +65,8 @@ class ResNet56(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        return eight_modules(Bottleneck, (16, 32, 64), self.blocks, input_shape, classes, self.options.head_blocks)
+    def build(self, task: LearningTask) -> StagedModel:
+        return eight_modules(Bottleneck, (16, 32, 64), self.blocks, task, self.options.head_blocks)
 
 
 class ResNet110(ResNet56):
@@ -86,7 +89,7 @@ class ResNetTiny(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+    def build(self, task: LearningTask) -> StagedModel:
         block = Basic if self.options.block == "basic" else Bottleneck
         options = self.options
-        return eight_modules(block, options.widths, options.blocks, input_shape, classes, options.head_blocks)
+        return eight_modules(block, options.widths, options.blocks, task, options.head_blocks)

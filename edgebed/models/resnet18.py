@@ -21,6 +21,7 @@ from torch import nn
 from edgebed.errors import UsageError
 from edgebed.models.layers import Basic, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+from edgebed.wire.settings import LearningTask
 
 BLOCKS = 8
 Exit = Annotated[int, msgspec.Meta(ge=1, le=BLOCKS)]
@@ -37,14 +38,14 @@ class ResNet18(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+    def build(self, task: LearningTask) -> StagedModel:
         exits, width = self.options.exits, self.options.width
         if list(exits) != sorted(set(exits)):
             raise UsageError(f"exits {list(exits)} of resnet18", hint="give increasing numbers of blocks, as in [2, 5]")
         outs = [width, *(width * 2 ** (block // 2) for block in range(BLOCKS))]  # channels after stem, block1, ...
-        stages: list[tuple[str, nn.Module]] = [("stem", stem(input_shape[0], width))]
+        stages: list[tuple[str, nn.Module]] = [("stem", stem(task.input_shape[0], width))]
         for block, (channels, out) in enumerate(pairwise(outs), 1):
             stages.append((f"block{block}", Basic(channels, out, 1 if channels == out else 2)))
-        stages.append(("top", pooled_head(outs[-1], classes)))
-        heads = {block + 1: pooled_head(outs[block], classes) for block in exits}
-        return StagedModel(stages, heads, input_shape, classes, split_points=(3, 5, 7))
+        stages.append(("top", pooled_head(outs[-1], task.classes)))
+        heads = {block + 1: pooled_head(outs[block], task.classes) for block in exits}
+        return StagedModel(stages, heads, task, split_points=(3, 5, 7))

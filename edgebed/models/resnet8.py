@@ -12,6 +12,7 @@ from torch import nn
 
 from edgebed.models.layers import Basic, Positive, stem
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+from edgebed.wire.settings import LearningTask
 
 
 class ResNet8(ModelPlugin):
@@ -23,15 +24,15 @@ class ResNet8(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
+    def build(self, task: LearningTask) -> StagedModel:
         width = self.options.width
         stages: list[tuple[str, nn.Module]] = [
-            ("stem", stem(input_shape[0], width)),
+            ("stem", stem(task.input_shape[0], width)),
             ("block1", Basic(width, width, 1)),
             ("block2", Basic(width, 2 * width, 2)),
             ("block3", Basic(2 * width, 4 * width, 2)),
-            ("top", pooled_head(4 * width, classes)),
+            ("top", pooled_head(4 * width, task.classes)),
         ]
         outs = (width, width, 2 * width, 4 * width)
-        heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs, 1)}
-        return StagedModel(stages, heads, input_shape, classes, split_points=(1, 2, 3))
+        heads = {cut: pooled_head(out, task.classes) for cut, out in enumerate(outs, 1)}
+        return StagedModel(stages, heads, task, split_points=(1, 2, 3))

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from edgebed import models as _package
 from edgebed.errors import UsageError
+from edgebed.models.learning import blank_x
 from edgebed.plugins import Plugin, Registry
+from edgebed.wire.settings import LearningTask
 
 Weights = dict[str, Tensor]
 """Parameters and buffers by name; always detached."""
@@ -31,10 +33,9 @@ class StagedModel(nn.Module):
     """Stages 1..L in order and a head for each cut 1..L-1.
 
     Args:
-        stages: (name, module) in order; the last stage ends in logits of shape (B, classes).
+        stages: (name, module) in order; the last stage ends in logits of shape (B, *answer_shape, classes).
         heads: cut -> module from that stage's output to logits; a cut without head is allowed.
-        input_shape: (C, H, W) of one sample.
-        classes: number of classes.
+        task: what is learned: the shape of a sample, and the classes.
         split_points: the cuts from which a method such as S²FL chooses if its options name none, increasing; all cuts
             1..L-1 if not given.
     """
@@ -43,8 +44,7 @@ class StagedModel(nn.Module):
         self,
         stages: list[tuple[str, nn.Module]],
         heads: Mapping[int, nn.Module],
-        input_shape: tuple[int, ...],
-        classes: int,
+        task: LearningTask,
         *,
         split_points: Sequence[int] = (),
     ) -> None:
@@ -52,7 +52,7 @@ class StagedModel(nn.Module):
         self.split_points = tuple(split_points) or tuple(range(1, len(stages)))
         """Candidate cuts of a method (S²FL) whose options name none."""
         self.stage_names = [name for name, _ in stages]
-        self.input_shape, self.classes = tuple(input_shape), classes
+        self.task, self.input_shape, self.classes = task, task.input_shape, task.classes
         for name, module in stages:
             self.add_module(name, module)
         for cut, head in sorted(heads.items()):
@@ -134,7 +134,7 @@ class StagedModel(nn.Module):
             torch.set_num_threads(1)  # on a busy host several wait for each other, up to seconds
             try:
                 with torch.no_grad():
-                    out: Tensor = copy.deepcopy(lower).eval()(torch.zeros(1, *self.input_shape))
+                    out: Tensor = copy.deepcopy(lower).eval()(blank_x(self.task, 1))
             finally:
                 torch.set_num_threads(threads)
             self._feature_shapes[key] = tuple(out.shape[1:])
@@ -151,9 +151,18 @@ class ModelPlugin(Plugin):
     summary: ClassVar[str] = ""
     small: ClassVar[Mapping[str, object]] = {}
     """Options of a variant that trains within seconds, for tests and trials; empty where the default is that quick."""
+    takes: ClassVar[Sequence[str]] = ("pictures",)
+    """Kinds of learning tasks that it can be built for (`LearningTask.kind`)."""
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        """The network for samples of `input_shape` (C, H, W). Raises UsageError where they are too small for it."""
+    def check_takes(self, task: LearningTask) -> None:
+        """Raises UsageError for a learning task of another kind."""
+        if task.kind not in self.takes:
+            fit = ", ".join(name for name, plugin in MODELS.classes().items() if task.kind in plugin.takes)
+            raise UsageError(f"{self.name} takes {' and '.join(self.takes)}, not {task.kind}", hint=f"choose of: {fit}")
+
+    def build(self, task: LearningTask) -> StagedModel:
+        """The network for what is learned. Raises UsageError where the samples are too small for it, or of another
+        kind."""
         raise NotImplementedError  # the seam that a model file fills
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from edgebed.models.fcnn import layer
 from edgebed.models.layers import Positive
 from edgebed.models.staged import ModelPlugin, StagedModel, pooled_head
+from edgebed.wire.settings import LearningTask
 
 WIDTHS = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # in multiples of the first
 POOLS = (2, 4, 7, 10, 13)  # convolutions with a pool behind them
@@ -39,17 +40,17 @@ class Vgg16(ModelPlugin):
 
     options: Options
 
-    def build(self, input_shape: tuple[int, ...], classes: int) -> StagedModel:
-        outs = [input_shape[0], *(self.options.width * times for times in WIDTHS)]
-        side = min(input_shape[1:])
+    def build(self, task: LearningTask) -> StagedModel:
+        outs = [task.input_shape[0], *(self.options.width * times for times in WIDTHS)]
+        side = min(task.input_shape[1:])
         stages: list[tuple[str, nn.Module]] = []
         for number, (channels, out) in enumerate(pairwise(outs), 1):
             pool = number in POOLS and side > 1
             side = side // 2 if pool else side
             stages.append((f"conv{number}", self.stage(channels, out, pool)))
-        stages.append(("top", self.top(outs[-1], classes)))
-        heads = {cut: pooled_head(out, classes) for cut, out in enumerate(outs[1:], 1)}
-        return StagedModel(stages, heads, input_shape, classes, split_points=SPLIT_POINTS)
+        stages.append(("top", self.top(outs[-1], task.classes)))
+        heads = {cut: pooled_head(out, task.classes) for cut, out in enumerate(outs[1:], 1)}
+        return StagedModel(stages, heads, task, split_points=SPLIT_POINTS)
 
     def stage(self, channels: int, out: int, pool: bool) -> nn.Sequential:
         """Convolution, batch norm, ReLU, pool."""

@@ -22,6 +22,9 @@ HTTPS_PORT, MQTT_PORT = 7443, 8883
 MOST_BODY = 16 << 10
 """Bytes of the largest request that a board sends to the service."""
 
+MOST_JSON = 64 << 10
+"""Bytes of any message here. A state of 8 MiB took a second to decode, in the service and in each run."""
+
 MOST_CLOCK_ERROR_S = 3600.0
 """Seconds by which the clocks of a host and of its boards or nodes may differ: certificates are valid from twice as
 long before they were made on."""
@@ -118,6 +121,8 @@ class BoardOrder(msgspec.Struct, frozen=True):
         device: what the fleet calls it; "": its id.
         start: grows when the agent shall be started again.
         accelerator: where it shall train; None: the board chooses.
+        plugins: names of those that the agent shall use; `code`: SHA-256 of an archive (zip) of their copies, which a
+            board that takes code gets over HTTPS as it gets a shard. Other boards use what is installed on them.
         limits: to be put on the agent that runs, each time that `limited` grows; None: it has none.
     """
 
@@ -129,6 +134,8 @@ class BoardOrder(msgspec.Struct, frozen=True):
     accelerator: Accelerator | None = None
     limits: Limits | None = None
     limited: int = 0
+    plugins: tuple[str, ...] = ()
+    code: str = ""
 
 
 class BoardState(msgspec.Struct, frozen=True):
@@ -161,10 +168,15 @@ class BoardState(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("version", "fleet", "error", "unheld", "life"):
             msgspec.structs.force_setattr(self, name, printable(getattr(self, name), MOST_TEXT))
+        if self.held is not None:
+            details = {printable(key): printable(text, MOST_JSON) for key, text in self.held.details.items()}
+            msgspec.structs.force_setattr(self, "held", msgspec.structs.replace(self.held, details=details))
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
     """Raises WireError."""
+    if len(data) > MOST_JSON:
+        raise WireError(f"a {kind.__name__} has at most {MOST_JSON} bytes, not {len(data)}")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -181,7 +193,7 @@ def decode_order(data: bytes) -> BoardOrder | None:
         check_name(wanted.device or "d")
     except UsageError as error:
         raise WireError(str(error)) from None
-    if not SHA256.fullmatch(wanted.shard):
+    if not SHA256.fullmatch(wanted.shard) or not (wanted.code == "" or SHA256.fullmatch(wanted.code)):
         raise WireError(f"{printable(wanted.shard)!r} is no SHA-256 of a shard")
     return wanted
 

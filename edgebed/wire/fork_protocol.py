@@ -16,7 +16,7 @@ class Fork(Guarded, frozen=True, tag="fork"):
 
     `netns` and `cgroups` (cgroup.procs files) are empty where the agent limits itself. `uid`: whom it becomes; 0: it
     stays who it is. `root`: an empty folder over which its own file system is built, with `shard` in it; "": it keeps
-    the host's file system and PID namespace, and reads `shard` there.
+    the host's file system and PID namespace, and reads `shard` there. `plugins`: folder of the plug-ins; "": none.
     """
 
     device: str
@@ -28,6 +28,7 @@ class Fork(Guarded, frozen=True, tag="fork"):
     root: str = ""
     netns: str = ""
     cgroups: tuple[str, ...] = ()
+    plugins: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

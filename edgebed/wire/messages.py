@@ -14,8 +14,8 @@ import msgspec
 from edgebed.errors import WireError, printable
 from edgebed.wire.piece_times import Phase, PieceTimes
 from edgebed.wire.reading import Readings
-from edgebed.wire.settings import Arrivals, Augment, Codec, Optimizer, Privacy
-from edgebed.wire.texts import MOST_TEXT, Facts, Runs, Samples, Text, check_names, take_over
+from edgebed.wire.settings import Arrivals, Augment, Codec, LearningTask, Optimizer, Privacy
+from edgebed.wire.texts import MOST_TEXT, Facts, Runs, Samples, Text, check_names, printed, take_over
 
 SLOTS = 2
 """Encoded uploads that a device holds at once: one on the link and one that is ready to follow."""
@@ -24,10 +24,11 @@ SLOTS = 2
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one device does in one round (papers.md §0). Plain data: an agent executes it and knows no method.
 
-    `model` is the plugin spec of the staged model, so the agent can build it. `stages` is the cut: how many leading
-    stages the device holds. `objective` names the device half (`edgebed.methods.parts.local_training`): `head`,
-    `output`, …. `seed` fixes the order of the batches. `keep` makes the device's model physically smaller (FedDrop,
-    HeteroFL): the kept indices of each width group (`edgebed.models.width`); a group that is not named has full width.
+    `model` is the plugin spec of the staged model, so the agent can build it for what it `learns`. `stages` is the cut:
+    how many leading stages the device holds. `objective` names the device half
+    (`edgebed.methods.parts.local_training`): `head`, `output`, …. `seed` fixes the order of the batches. `keep` makes
+    the device's model physically smaller (FedDrop, HeteroFL): the kept indices of each width group
+    (`edgebed.models.width`); a group that is not named has full width.
     `privacy` and `cpus` are filled in by the device itself. With `arrivals` the device serves instead of training: its
     batches come when requests arrive.
     """
@@ -55,6 +56,13 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: Augment = Augment()
     hold: bool = False  # keep every upload until all batches are computed, then send them (DTFL's eq. 5)
     options: dict[str, object] = {}  # what a device half of its own needs
+    vocabulary: int = 0
+    per_token: bool = False
+
+    @property
+    def learns(self) -> LearningTask:
+        """What the model is built for."""
+        return LearningTask(self.input_shape, self.classes, self.vocabulary, self.per_token)
 
     @property
     def upload_slots(self) -> int:
@@ -148,11 +156,11 @@ class Presence(msgspec.Struct, frozen=True, tag="presence"):
     labels: Samples = ()  # samples per class
     shard: Text = ""  # SHA-256 of the shard file
     host: Facts = {}  # versions, machine, kernel
+    plugins: Facts = {}  # SHA-256 of the plug-ins that the agent uses, by name
 
     def __post_init__(self) -> None:
         check_names(self.incarnation)
-        if not all(key.isprintable() and value.isprintable() for key, value in self.host.items()):
-            take_over(self, host={printable(key): printable(value, MOST_TEXT) for key, value in self.host.items()})
+        take_over(self, host=printed(self.host), plugins=printed(self.plugins))
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):

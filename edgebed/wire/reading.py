@@ -6,6 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from edgebed.errors import printable
+from edgebed.wire.texts import take_over
+
 Celsius = Annotated[float, msgspec.Meta(ge=-100, le=300)]
 Watts = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -39,6 +42,13 @@ class BoardReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     watts: Watts | None = None
     governor: Setting | None = None
     power_mode: Setting | None = None
+
+    def __post_init__(self) -> None:
+        take_over(self, governor=_shown(self.governor), power_mode=_shown(self.power_mode))
+
+
+def _shown(setting: str | None) -> str | None:
+    return None if setting is None else printable(setting)
 
 
 Readings = Annotated[tuple[BoardReading, ...], msgspec.Meta(max_length=120)]

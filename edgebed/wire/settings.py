@@ -7,6 +7,32 @@ from typing import Annotated, Literal
 import msgspec
 
 
+class LearningTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is learned: what a sample looks like and what is to be answered. A sample has `input_shape`: (C, H, W) of a
+    picture, (F,) of a table's row, (T,) of a sequence of tokens. The answer is one of `classes`."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    vocabulary: int = 0  # samples are int64 tokens below this; 0: samples are numbers
+    per_token: bool = False  # an answer for each token (the next one), not one for the sample
+
+    @property
+    def answer_shape(self) -> tuple[int, ...]:
+        """Shape of what a sample is to be answered with: () or (T,)."""
+        return self.input_shape if self.per_token else ()
+
+    @property
+    def kind(self) -> str:
+        """In words, for people."""
+        if self.vocabulary:
+            return "the next token of sequences" if self.per_token else "sequences of tokens"
+        return "pictures" if len(self.input_shape) == 3 else "rows of a table"
+
+    def __str__(self) -> str:
+        shape, tokens = "x".join(map(str, self.input_shape)), f" tokens of {self.vocabulary}" if self.vocabulary else ""
+        return f"{shape}{tokens} to {self.classes}{' each' if self.per_token else ''}"
+
+
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A torch optimizer by name. Both halves of a split model use the same (papers.md §1)."""
 

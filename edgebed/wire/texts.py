@@ -26,6 +26,13 @@ def check_names(*texts: str) -> None:
             raise ValueError(f"{printable(text)!r} is no name: it holds what cannot be printed")
 
 
+def printed(facts: dict[str, str]) -> dict[str, str]:
+    """The same, with texts that can be printed."""
+    if all(key.isprintable() and value.isprintable() for key, value in facts.items()):
+        return facts
+    return {printable(key): printable(value, MOST_TEXT) for key, value in facts.items()}
+
+
 def take_over(message: msgspec.Struct, **fields: object) -> None:
     """Set fields of a frozen message that is being made."""
     for name, value in fields.items():

@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from edgebed.errors import FileError, FleetError, WireError
-from edgebed.wire.boards import MOST_BODY, SHA256, Join, Refusal, Renew, decode_json
+from edgebed.wire.boards import MOST_BODY, SHA256, Enrolled, Join, Refusal, Renew, decode_json
 from orchestrator.boards.enrolment import Enrolment, Refused, unknown_token
 from orchestrator.boards.https import PEER
 
@@ -70,6 +70,7 @@ class BoardsApp:
         self._enrolment, self._shards, self._notify = enrolment, shards, notify
         self._in_force = in_force
         self._misses = Misses()
+        self._told: dict[str, str] = {}  # the certificate of each board that was told of
         self.asgi = Starlette(
             routes=[
                 Route("/ca", self.ca),
@@ -90,7 +91,7 @@ class BoardsApp:
             await self._miss(_address(request))
             raise unknown_token()
         enrolled = await asyncio.to_thread(self._enrolment.join, wanted, time.time(), _address(request))
-        self._notify(f"{enrolled.name} joined from {_address(request)} (id {enrolled.board})")
+        self._tell(enrolled, f"{enrolled.name} joined from {_address(request)} (id {enrolled.board})")
         await self._in_force()
         return _json(enrolled)
 
@@ -98,11 +99,10 @@ class BoardsApp:
         wanted = await _message(request, Renew)
         try:
             enrolled = await asyncio.to_thread(self._enrolment.renew, wanted, time.time(), _address(request))
-        except Refused as refused:
-            if refused.status != 429:
-                await self._miss(_address(request))
+        except Refused:
+            await self._miss(_address(request))
             raise
-        self._notify(f"{enrolled.name} renewed its certificate")
+        self._tell(enrolled, f"{enrolled.name} renewed its certificate")
         return _json(enrolled)
 
     async def leave(self, request: Request) -> Response:
@@ -138,6 +138,12 @@ class BoardsApp:
                 return _json(Refusal("the service failed; its own output says why", "try again later"), 503)
 
         return answer
+
+    def _tell(self, enrolled: Enrolled, line: str) -> None:
+        """Once for each certificate: who asks again gets the same one."""
+        if self._told.get(enrolled.board) != enrolled.certificate:
+            self._told[enrolled.board] = enrolled.certificate
+            self._notify(line)
 
     async def _miss(self, address: str) -> None:
         count = self._misses.add(address, time.monotonic())

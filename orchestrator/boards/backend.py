@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -22,6 +23,7 @@ from edgebed.errors import FleetError, LimitError, WireError
 from edgebed.limits.throttle import confirm
 from edgebed.link.connection import Address
 from edgebed.link.mqtt import MqttLink
+from edgebed.plugin_code import read_plugins
 from edgebed.wire.boards import WAITING, BoardOrder, BoardState, decode_json
 from edgebed.wire.protocol import PROTOCOL
 from edgebed.wire.topics import Topics
@@ -52,6 +54,7 @@ class BoardsBackend:
     Args:
         spec: the fleet; its boards are the devices here.
         ids: the boards' ids, by device.
+        plugins: folder of the plug-ins that the agents use.
     """
 
     name = "boards"
@@ -64,7 +67,9 @@ class BoardsBackend:
         place: ServiceFolder,
         broker: BoardsBroker,
         notify: Callable[[str], None],
+        plugins: Path | None = None,
     ) -> None:
+        self._plugins = plugins
         self._boards = {device.name: device.board for device in spec.boards}
         self._accelerators = {device.name: device.accelerator for device in spec.boards}
         self._limited = {device.name for device in spec.boards if not device.profile.limits.unlimited}
@@ -128,9 +133,19 @@ class BoardsBackend:
     async def start(self, access: Mapping[str, Address], shards: Mapping[str, Path]) -> None:
         alone_s = float(os.environ.get(ALONE, "1800"))
         sums = await asyncio.to_thread(self._offer, {name: shards[name] for name in self._ids})
+        plugins, code = await asyncio.to_thread(self._offer_code)
         for name, sha256 in sums.items():
             where = self._accelerators[name]
-            self._order(name, BoardOrder(self._fleet_id, sha256, alone_s, name, accelerator=where))
+            order = BoardOrder(self._fleet_id, sha256, alone_s, name, accelerator=where, plugins=plugins, code=code)
+            self._order(name, order)
+
+    def _offer_code(self) -> tuple[tuple[str, ...], str]:
+        """The names of the plug-ins, and the SHA-256 of an archive of them, which boards that take code can fetch."""
+        if self._plugins is None:
+            return (), ""
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(shutil.make_archive(f"{folder}/plugins", "zip", self._plugins))
+            return tuple(code.name for code in read_plugins(self._plugins)), self._offer_one(archive)
 
     def _offer(self, shards: Mapping[str, Path]) -> dict[str, str]:
         """Put the shards where boards can fetch them; remove old ones. Returns their SHA-256, by device."""

@@ -16,8 +16,9 @@ from edgebed.wire.boards import Enrolled, Join, Renew, plain_facts
 from orchestrator.boards.authority import Authority, key_id, new_board_id, requested_key
 from orchestrator.boards.registry import Board, Invitation, Registry, Store
 
-RENEW_PAUSE_S = 60.0
-"""Least time between two certificates of one board: each is remembered, and changes the registry."""
+RENEW_PAUSE_S = 3600.0
+"""Least time between two certificates of one board: each is remembered, and changes the registry. Who asks earlier gets
+the last one again."""
 
 LATE_S = 275 * 86400.0
 """So long after its end a certificate is still renewed: a board may be switched off for a year in all."""
@@ -62,9 +63,7 @@ class Enrolment:
         with self._store.change(source) as registry:
             invitation = self._invitation(registry, wanted)
             _check(invitation, key_id(key), now)
-            if (again := _again(registry, invitation)) is not None:
-                _check_pause(again, now)
-            board = again or _admit(registry, invitation, key_id(key), now)
+            board = _again(registry, invitation) or _admit(registry, invitation, key_id(key), now)
             board.facts = plain_facts(wanted.facts)
             invitation.used_by, invitation.board = board.key, board.id
             return self._certify(board, key, now)
@@ -86,7 +85,8 @@ class Enrolment:
                 raise unknown_board()
             if now > board.not_after_s + LATE_S:
                 raise Refused(403, "this board's certificate ran out too long ago", INVITE.format(name=board.name))
-            _check_pause(board, now)
+            if board.certificate and abs(now - board.renewed_s) < RENEW_PAUSE_S:  # the clock may have been set back
+                return self._enrolled(board)
             return self._certify(board, key, now)
 
     def leave(self, serial: int | None, now: float, source: str = "") -> None:
@@ -138,12 +138,6 @@ def _check(invitation: Invitation, key: str, now: float) -> None:
         raise Refused(403, "this token was withdrawn, or a newer one was made for the same name", hint)
     if now > invitation.expires_s:
         raise Refused(403, "this token has run out", hint)
-
-
-def _check_pause(board: Board, now: float) -> None:
-    """Raises Refused."""
-    if abs(now - board.renewed_s) < RENEW_PAUSE_S:  # the clock may have been set back since
-        raise Refused(429, "this board got a certificate a moment ago", "try again in a minute")
 
 
 def _again(registry: Registry, invitation: Invitation) -> Board | None:

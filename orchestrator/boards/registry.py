@@ -197,11 +197,13 @@ class Store:
 
     @contextlib.contextmanager
     def change(self, by: str = "") -> Iterator[Registry]:
-        """The registry, to be changed; written at the end of the block, unless it raises. What has changed is noted in
-        the audit file, with who did it (`by`; "": this process's user). Raises FileError, FleetError."""
+        """The registry, to be changed; written at the end of the block where it was. What has changed is noted in the
+        audit file, with who did it (`by`; "": this process's user). Raises FileError, FleetError."""
         with self._locked():
             before, registry = self.read(), self.read()
             yield registry
+            if registry == before:
+                return
             audit.append(self._audit, list(_changes(before, registry, by or audit.this_user())))
             registry.version += 1
             write_secret(self._path, msgspec.json.format(msgspec.json.encode(registry)))

@@ -65,7 +65,7 @@ async def calibrate(
     short: bool,
     ceilings: bool = False,
     on_row: Callable[[Calibrated], None],
-    on_item: Callable[[float], None] = lambda share: None,
+    on_item: Callable[[float, float], None] = lambda share, left_s: None,
 ) -> Calibration:
     """Measure every device's CPU and link. A row that fails is measured again after waiting for a quiet host: once, or
     up to three times if it is only too slow, and longer while the host is disturbed.
@@ -76,7 +76,8 @@ async def calibrate(
         ceilings: devices keep a reference's time, so their quotas may add up to more than the cores: all at once they
             may get less.
         on_row: called with each row as soon as it is measured.
-        on_item: called with the share of the plan that is done.
+        on_item: called before each item of the plan and at the end, with the share of the plan that is done and the
+            estimated seconds left.
     """
     plan = verdicts.short_plan(len(limits)) if short else verdicts.full_plan()
     total = verdicts.estimate_s(plan, list(limits.values()))
@@ -84,11 +85,12 @@ async def calibrate(
     async with far_ends(backend, limits) as peers:
         bench = Bench(backend, limits, prober, peers, ceilings=ceilings)
         for item in plan:
+            on_item(done / total, total - done)
             for row in await bench.item(item):
                 rows.append(row)
                 on_row(row)
             done += verdicts.estimate_s([item], list(limits.values()))
-            on_item(done / total)
+    on_item(1.0, 0.0)
     return Calibration(tuple(rows), all(row.passed for row in rows if row.judged))
 
 

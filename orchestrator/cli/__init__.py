@@ -41,8 +41,9 @@ def build(wanted: str = "") -> typer.Typer:
     )
     app.callback()(_options)
     names = [info.name for info in pkgutil.iter_modules(__path__)]
-    for name in [wanted] if wanted in names else names:
-        module = importlib.import_module(f"{__name__}.{name}")
+    wanted = wanted.replace("-", "_")
+    for file in [wanted] if wanted in names else names:
+        module, name = importlib.import_module(f"{__name__}.{file}"), file.replace("_", "-")
         if hasattr(module, "commands"):
             app.add_typer(module.commands, name=name)
         elif hasattr(module, "command"):

@@ -24,9 +24,20 @@ Runs = Annotated[
 BackendOption = Annotated[str | None, typer.Option("--backend", help=f"{choices()}; overrides the fleet file.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ComparisonJson = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")]
+Quiet = Annotated[bool, typer.Option(help="Print only the results.")]
+AllowUncalibrated = Annotated[bool, typer.Option(help="Go on even if the limits do not hold; every output is marked.")]
 
 Seeds = Annotated[
     str | None, typer.Option(metavar="1,2,3", help="Run each method with each of these seeds, and compare over them.")
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE|PACKAGE",
+        help="Methods, models or data sets of your own: a file, a folder, or an installed package. Repeatable.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the file: training.rounds=5. Repeatable.")
@@ -36,7 +47,7 @@ Overrides = Annotated[
 PdfFile = Annotated[Path | None, typer.Option("--pdf", help="Write figures for a paper to this file, one per page.")]
 SvgFile = Annotated[Path | None, typer.Option("--svg", help="Write the same figures, one file each: FILE-name.svg.")]
 PngFile = Annotated[Path | None, typer.Option("--png", help="Write the same figures, one file each: FILE-name.png.")]
-FigureName = Annotated[str | None, typer.Option("--figure", help="Write this figure only; to the very file, then.")]
+FigureName = Annotated[str | None, typer.Option("--figure", help="Write only this figure, to exactly this file.")]
 FigureWidth = Annotated[Width, typer.Option("--width", help="Width of the figures: 3.4 inches (column) or 7 (page).")]
 Titles = Annotated[bool, typer.Option("--title/--no-title", help="Titles above the figures.")]
 

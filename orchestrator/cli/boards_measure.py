@@ -12,6 +12,7 @@ from rich.table import Table
 
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli.arguments import Json, numbers
@@ -50,7 +51,9 @@ def measure_board(
         raise UsageError(f"{path} exists already", hint="--force overwrites it, --output names another file")
     try_file(path)
     size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
-    net = seeded(lambda: MODELS.create({"name": model}, "--model").build(size, classes), 0)
+    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(size, classes)
+    plugin.check_takes(task)
+    net = seeded(lambda: plugin.build(task), 0)
     job = Job(net, {"name": model}, spread_cuts(len(net), CUTS), batch)
     spec = FleetSpec(f"measure-{board}", backend, 0.0, (DeviceSpec(board, BOARD, board),), path)
     with log.status("starting") as status:

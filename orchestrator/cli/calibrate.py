@@ -14,15 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from orchestrator.boards.members import with_facts
-from orchestrator.calibration import verdicts
 from orchestrator.calibration.calibrate import calibrate
 from orchestrator.cli.arguments import BackendOption, Json
 from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.experiment import Grain
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.records.shown.calibrated import calibration_row
 from orchestrator.records.types import Calibrated
-from orchestrator.records.words.formatting import NONE, percent, signed_percent
-from orchestrator.records.words.vocabulary import held_by
+from orchestrator.records.words.formatting import percent
+from orchestrator.records.words.vocabulary import CALIBRATION, held_by
 from orchestrator.runs import session
 from orchestrator.runs.signals import run_to_end
 
@@ -72,22 +72,22 @@ async def _calibrate(spec: FleetSpec, backend: str | None, dilation: str, grain:
 
         standing = session.standing_fleet(spec, backend=backend, dilation=dilation, grain=grain, notify=notify)
         async with standing as controller:
-            plan = verdicts.short_plan(len(controller.limits)) if short else verdicts.full_plan()
-            notify(f"calibrating, about {verdicts.estimate_s(plan, list(controller.limits.values())):.0f} s")
             result = await calibrate(
                 controller.backend,
                 controller.limits,
                 controller.membership,
                 short=short,
                 on_row=lambda row: None,
-                on_item=lambda share: progress.update(task, completed=share),
+                on_item=lambda share, left_s: progress.update(
+                    task, completed=share, description=f"calibrating, about {left_s:.0f} s left"
+                ),
             )
             return Outcome(spec.name, str(controller.enforcement), controller.dilation, result.passed, result.rows)
 
 
 def _table(outcome: Outcome) -> Table:
     dilated = f"; every limit divided by D = {outcome.dilation:.3g}" if outcome.dilation > 1 else ""
-    heads = columns("device", "quantity", "condition", ">requested", ">measured", ">error", "")
+    heads = columns(*(f">{head}" if head in ("requested", "measured", "error") else head for head in CALIBRATION))
     table = Table(*heads, box=SIMPLE_HEAD, title=f"{outcome.fleet}: {held_by(outcome.enforcement)}{dilated}")
     for row in sorted(outcome.rows, key=lambda r: r.device):
         table.add_row(*_cells(row))
@@ -95,16 +95,10 @@ def _table(outcome: Outcome) -> Table:
 
 
 def _cells(row: Calibrated) -> list[str]:
-    verdict = ("[green]pass[/]" if row.passed else "[bold red]FAIL[/]") if row.judged else "[dim]-[/]"
-    return [
-        row.device,
-        row.quantity,
-        row.condition.replace(" connections", " conn.").replace(" connection", " conn."),
-        f"{row.requested:,.4g} {row.unit}" if row.requested else f"no limit, {row.unit}",
-        f"{row.measured:,.4g}",
-        signed_percent(row.error) if row.requested else NONE,
-        verdict,
-    ]
+    """Narrower than on pages: a verdict is one word."""
+    *cells, _ = calibration_row(row)
+    cells[2] = cells[2].replace(" connections", " conn.").replace(" connection", " conn.")
+    return [*cells, ("[green]holds[/]" if row.passed else "[bold red]FAILS[/]") if row.judged else "[dim]-[/]"]
 
 
 def _verdict(rows: Sequence[Calibrated]) -> str:

@@ -33,7 +33,7 @@ def command(
     baseline: Annotated[
         str | None, typer.Option(help="Method or run that speed-ups refer to; fedavg, or the first, if not given.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every figure of every run, and all notes.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every figure of every run, and all notes.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves of all runs to this file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one line per run to this file.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write a table of the methods for a paper to this file.")] = None,
@@ -45,6 +45,7 @@ def command(
     spread: Annotated[
         Spread, typer.Option(help="Bands: least to greatest seed, standard deviation, or 95 % interval of the mean.")
     ] = "range",
+    log_time: Annotated[bool, typer.Option("--log", help="Draw accuracy over time on a logarithmic axis.")] = False,
     title: Titles = True,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +57,7 @@ def command(
     check(paths, figure, OF_RUNS)
     folders = baseline_last(find_runs(runs), baseline)
     summaries = _print_runs(folders, as_json, everything, chosen=baseline is not None)
-    base = summaries[-1] if baseline is not None else default_baseline(summaries)
+    base = summaries[-1] if baseline is not None else None
     if html is not None:
         with log.status("writing the page"):
             write_comparison(folders, html, base)
@@ -65,9 +66,10 @@ def command(
         _save(csv, tabulate.to_csv(compare(summaries, base).rows))
     if latex is not None:
         notes, pairs = compare(summaries, base).notes, paired(summaries, base)
-        _save(latex, tabulate.to_latex(group(summaries, base), base.method, notes, pairs))
+        over = (base or default_baseline(summaries)).method
+        _save(latex, tabulate.to_latex(group(summaries, base), over, notes, pairs))
     if paths:
-        _write_figures(summaries, paths, figure, Look(width, title, spread), base)
+        _write_figures(summaries, paths, figure, Look(width, title, spread, log_time), base)
 
 
 def print_comparison(folders: Sequence[Path], *, as_json: bool) -> None:
@@ -84,7 +86,7 @@ def _print_runs(
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
         error = _sim_error_of(folders, summaries)
-    base = summaries[-1] if chosen else default_baseline(summaries)
+    base = summaries[-1] if chosen else None
     if as_json:
         _print_json(summaries, base, error)
     else:
@@ -94,7 +96,7 @@ def _print_runs(
     return summaries
 
 
-def _print_json(summaries: list[Summary], base: Summary, error: SimError | None) -> None:
+def _print_json(summaries: list[Summary], base: Summary | None, error: SimError | None) -> None:
     comparison = compare(summaries, base)
     groups, pairs = group(summaries, base), paired(summaries, base)
     tables = {"groups": groups, "paired": pairs, "profiles": profiles(summaries)}
@@ -105,7 +107,7 @@ def _print_json(summaries: list[Summary], base: Summary, error: SimError | None)
 
 
 def _write_figures(
-    summaries: list[Summary], paths: Sequence[Path], only: str | None, look: Look, base: Summary
+    summaries: list[Summary], paths: Sequence[Path], only: str | None, look: Look, base: Summary | None
 ) -> None:
     from orchestrator.report.paper_figures import write_figures  # matplotlib takes its time to load
 

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from orchestrator.cli.console import columns, console, show
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import Comparison, compare, conditions
-from orchestrator.records.compare.groups import Group, ProfileRow, group, profiles
+from orchestrator.records.compare.groups import Group, ProfileRow, default_baseline, group, profiles
 from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.compare.sim_error import SimError
 from orchestrator.records.summary import Summary
@@ -33,12 +33,13 @@ SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
 
 
-def show_all(summaries: list[Summary], base: Summary, everything: bool) -> None:
+def show_all(summaries: list[Summary], base: Summary | None, everything: bool) -> None:
+    """`base`: a run of the baseline; None: the default one."""
     comparison, groups, pairs = compare(summaries, base), group(summaries, base), paired(summaries, base)
     if len(summaries) <= MOST_COLUMNS or everything:
         _print_side_by_side(comparison, everything)
     if len(summaries) > MOST_COLUMNS or (everything and len(groups) < len(summaries)):
-        _print_groups(groups, base)
+        _print_groups(groups, base or default_baseline(summaries))
     _tell(f"All runs: {conditions(summaries)}.")
     if pairs:
         _print_pairs(pairs)
@@ -79,7 +80,7 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
     """Methods are rows. Their figures are in as many tables, one below the other, as the width needs; an interval
     stands below its mean."""
     heads = [name if name != "speed-up" else f"speed-up over {base.method}" for name, _ in tabulate.COLUMNS]
-    cells = [[text(one).replace(" [", "\n[") for _, text in tabulate.COLUMNS] for one in groups]
+    cells = [[text(one).replace(" [", "\n[").replace(" (", "\n(") for _, text in tabulate.COLUMNS] for one in groups]
     wide = [
         max(len(line) for text in (*column, *head.split()) for line in text.split("\n"))
         for head, column in zip(heads, zip(*cells, strict=True), strict=True)
@@ -96,7 +97,8 @@ def _print_groups(groups: list[Group], base: Summary) -> None:
         console.print(table)
     if any(one.runs > 1 for one in groups):
         _tell("Several values: one per seed. [ ]: 95 % interval of the mean over three seeds or more.")
-    _tell("Times to target are interpolated between evaluations.")
+    restricted = f"; {tabulate.RESTRICTED}" if any(one.restricted_to_s for one in groups) else ""
+    _tell(f"Times to target are interpolated between evaluations{restricted}.")
 
 
 def _that_fit(widths: Sequence[int], room: int) -> list[list[int]]:

@@ -35,7 +35,7 @@ def command(
     if as_json:
         print_json({"data": title, "classes": split.class_names, "devices": counts, "test": len(split.test_y)})
     else:
-        console.print(label_table(title, split.class_names, counts))
+        console.print(label_table(title, split.class_names if split.train_y.ndim == 1 else ["sequences"], counts))
 
 
 def _list(as_json: bool) -> None:

@@ -66,7 +66,7 @@ def up(
     log.print(f"{len(state.devices)} devices are running (process {pid}); {held}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
-    if note := threads_note(state.dilation, spec.threads_follow):
+    if note := threads_note(state.dilation, spec.one_thread):
         log.print(note)
     log.print(f"fleet id {state.fleet_id}, broker {state.broker}")
 

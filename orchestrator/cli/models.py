@@ -14,6 +14,7 @@ from rich.table import Table
 from edgebed.errors import UsageError
 from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
+from edgebed.wire.settings import LearningTask
 from orchestrator.cli.arguments import Json
 from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.files.yaml_file import parse
@@ -54,7 +55,7 @@ def _counted(
     """Costs of each model. A model that cannot take the shape is skipped with a message, or refused if `refuse`."""
     for spec in specs:
         try:
-            yield model_costs(MODELS.create(spec, "--model"), shape, classes, batch)
+            yield model_costs(MODELS.create(spec, "--model"), LearningTask(shape, classes), batch)
         except UsageError as error:
             if refuse:
                 raise

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.device.pieces import BATCH, FIRST
+from edgebed.device.pieces import BATCH, FIRST, JOINED, STEP
 from edgebed.errors import UsageError
 from edgebed.wire.topics import check_name
 from orchestrator.cli.arguments import BackendOption
@@ -39,7 +39,7 @@ RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("r
 Name = Annotated[str, typer.Argument(help=f"Name of a reference, or a file that ends in {SUFFIX}.")]
 
 
-commands = typer.Typer(help="What a device's CPU second is worth: references.", no_args_is_help=True)
+commands = typer.Typer(help="Record and show references: what a device's CPU second is worth.", no_args_is_help=True)
 
 
 @commands.command()
@@ -122,7 +122,7 @@ def compare(one: Name, other: Name) -> None:
 
 def _size(kind: str, known: float) -> str:
     """With its unit."""
-    if kind.removeprefix(FIRST) in (*BATCH, "more"):
+    if kind.removeprefix(FIRST) in (*BATCH, "more", STEP, JOINED):
         return f"{known:g} samples"
     return NONE if kind == "finish" else size(known)
 

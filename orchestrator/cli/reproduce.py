@@ -277,7 +277,7 @@ def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
 
 def text_of(entry: Entry) -> str:
     if entry.mean is None:
-        return "not reached" if entry.runs else "not computed"
+        return "not reached" if entry.runs else "not run"
     text = number(entry.mean)
     if entry.ratio is not None:
         text += f"  {factor(entry.ratio)}"

@@ -9,23 +9,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO, TypeVar
 
-import msgspec
 import typer
 
 from edgebed.errors import EdgebedError, UsageError
-from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Overrides, Seeds, own_broker
+from orchestrator.cli.arguments import (
+    AllowUncalibrated,
+    BackendOption,
+    Broker,
+    BrokerCA,
+    BrokerUsers,
+    ComparisonJson,
+    Overrides,
+    Plugins,
+    Quiet,
+    Seeds,
+    own_broker,
+)
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.console import log, say
+from orchestrator.cli.estimate import print_estimate
 from orchestrator.cli.live import LiveWatch
 from orchestrator.cli.notice import notice
 from orchestrator.cli.unfinished import tell_unfinished
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
-from orchestrator.experiment import load, only_methods
+from orchestrator.experiment import only_methods
 from orchestrator.files.output import try_file, try_folder
 from orchestrator.records.shown.loglines import LogLines
 from orchestrator.records.types import SIMULATED, Record
 from orchestrator.runs import session
+from orchestrator.runs.feasibility import checked
 from orchestrator.runs.find import complete_run, find_run, runs_folder
 from orchestrator.runs.request import Listener, Notify
 from orchestrator.runs.resume import refuse_beside_resume, resume_request
@@ -35,6 +48,31 @@ from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 
 R = TypeVar("R", session.Request, SimulationRequest)
 
+SpeedOption = Annotated[
+    str | None,
+    typer.Option(help="host: compute time is measured; 'reference NAME': it is held to that of a named core."),
+]
+Methods = Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        help="Continue the experiment of this run (folder or id); --set training.rounds=… extends it.",
+        autocompletion=complete_run,
+    ),
+]
+PlanOf = Annotated[
+    str | None,
+    typer.Option(help="Repeat the assignments that this run recorded (folder or id).", autocompletion=complete_run),
+]
+LogFile = Annotated[Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")]
+NotifyUrl = Annotated[
+    str | None, typer.Option(help="When all is over, or has failed, send a POST with the results to this URL.")
+]
+PageToken = Annotated[
+    str,
+    typer.Option(envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`. `ps` does not show EDGEBED_TOKEN."),
+]
+
 
 def command(
     experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
@@ -43,58 +81,39 @@ def command(
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
     set_: Overrides = None,
+    plugin: Plugins = None,
     seeds: Seeds = None,
-    speed: Annotated[
-        str | None,
-        typer.Option(help="host: compute time is measured; 'reference NAME': it is held to that of a named core."),
-    ] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            help="Continue the experiment of this run (folder or id); --set training.rounds=… extends it.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="Repeat the assignments that this run recorded (folder or id).",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    allow_uncalibrated: Annotated[
-        bool, typer.Option(help="Run even if the limits do not hold; every output is marked.")
+    speed: SpeedOption = None,
+    method: Methods = None,
+    resume: Resume = None,
+    plan: PlanOf = None,
+    allow_uncalibrated: AllowUncalibrated = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Start nothing; say what dilation, time and memory it would take.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
-    log_file: Annotated[
-        Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")
-    ] = None,
-    notify: Annotated[
-        str | None, typer.Option(help="When all is over, or has failed, send a POST with the results to this URL.")
-    ] = None,
+    as_json: ComparisonJson = False,
+    quiet: Quiet = False,
+    log_file: LogFile = None,
+    notify: NotifyUrl = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the live page and print its address.")] = False,
     dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
     dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
-    dashboard_token: Annotated[
-        str,
-        typer.Option(envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`. `ps` does not show EDGEBED_TOKEN."),
-    ] = "",
+    dashboard_token: PageToken = "",
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     own = own_broker(broker, broker_ca, broker_users)
     given = {"speed": speed, "seeds": seeds and f"[{seeds}]"}
     set_ = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    request = _request(experiment, set_, method, resume, plan)
+    request = _request(experiment, set_, plugin, method, resume, plan)
+    if estimate:
+        print_estimate(request.experiment, request.path, as_json)
+        return
     if request.backend == SIMULATED:
         if backend or own or dashboard:
             raise UsageError(f"{resume} is a simulation: it has no fleet, no broker and no live page")
         print_comparison(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
         return
-    request = msgspec.structs.replace(
-        request, backend=backend or request.backend, own_broker=own, allow_uncalibrated=allow_uncalibrated
-    )
+    request = request.on(backend, own, allow_uncalibrated=allow_uncalibrated)
     if log_file is not None:
         try_file(log_file)
     try_folder(request.runs)
@@ -132,15 +151,20 @@ def both(one: Notify, other: Notify) -> Notify:
 
 
 def _request(
-    experiment: Path | None, set_: list[str] | None, method: list[str] | None, resume: str | None, plan: str | None
+    experiment: Path | None,
+    set_: list[str] | None,
+    plugins: list[str] | None,
+    method: list[str] | None,
+    resume: str | None,
+    plan: str | None,
 ) -> session.Request:
     """What to run: an experiment, or the rest of one."""
     if resume is not None:
-        refuse_beside_resume(experiment, method, plan)
+        refuse_beside_resume(experiment, plugins, method, plan)
         return resume_request(find_run(resume), set_)
     if experiment is None:
         raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
-    loaded = only_methods(load(experiment, set_), method, experiment)
+    loaded = only_methods(checked(experiment, set_, plugins or ()), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)
 

@@ -13,7 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.errors import UsageError
 from orchestrator.cli.arguments import Json
 from orchestrator.cli.console import columns, console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
@@ -56,10 +55,6 @@ def command(
 ) -> None:
     """List the runs under EDGEBED_RUNS (./runs), the newest last."""
     folder = runs_folder()
-    if not folder.is_dir():
-        raise UsageError(
-            f"the folder of runs {folder.resolve()} does not exist", hint="set EDGEBED_RUNS to the folder of your runs"
-        )
     with log.status("reading runs"):
         rows = [row for path in sorted(folder.glob("*/records.jsonl")) if (row := read_row(path)) is not None]
     found = arranged(chosen(rows, patterns or [], method, experiment, status), sort, reverse=reverse)
@@ -68,7 +63,7 @@ def command(
     elif found:
         print_whole(_table(found))
     else:
-        console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder}.")
+        console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder} yet.")
 
 
 _FROM_CARD = ("experiment", "method", "seed", "rounds", "accuracy", "time_to_target_s", "backend", "started")

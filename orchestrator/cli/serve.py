@@ -9,7 +9,15 @@ import typer
 from rich.table import Table
 
 from edgebed.errors import UsageError
-from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, own_broker
+from orchestrator.cli.arguments import (
+    AllowUncalibrated,
+    BackendOption,
+    Broker,
+    BrokerCA,
+    BrokerUsers,
+    Quiet,
+    own_broker,
+)
 from orchestrator.cli.console import columns, console, log, print_json, say, show
 from orchestrator.records.words.formatting import known, percent, seconds
 from orchestrator.runs.find import complete_run, find_run, runs_folder
@@ -29,11 +37,9 @@ def command(
     broker_users: BrokerUsers = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second at every leaf.")] = None,
     requests: Annotated[int, typer.Option(help="Total number of requests.")] = 400,
-    allow_uncalibrated: Annotated[
-        bool, typer.Option(help="Serve even if the limits do not hold; every output is marked.")
-    ] = False,
+    allow_uncalibrated: AllowUncalibrated = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print serving.json.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve requests on a throttled fleet with the exits that RUN trained."""
     if rate is not None and not 0 < rate < 1e6:

@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import Overrides, Seeds
+from orchestrator.cli.arguments import ComparisonJson, Overrides, Plugins, Quiet, Seeds
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.run import carry_out
-from orchestrator.experiment import load, only_methods
+from orchestrator.experiment import only_methods
 from orchestrator.fleet.spec.profile import MOST_DEVICES
+from orchestrator.runs.feasibility import checked
 from orchestrator.runs.find import runs_folder
-from orchestrator.simulation.run import SimulationRequest, simulate
+from orchestrator.simulation.run import SimulationRequest, simulate, sized
 
 
 def command(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.")],
     set_: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
+    plugin: Plugins = None,
     seeds: Seeds = None,
     devices: Annotated[
         int | None,
@@ -40,13 +42,13 @@ def command(
             "take a twentieth of the time at most.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print only the results.")] = False,
+    as_json: ComparisonJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Simulate every method of an EXPERIMENT with the code of a real run on a virtual clock."""
     given = {"simulation.cost": cost, "seeds": seeds and f"[{seeds}]"}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    loaded = load(experiment, overrides)
+    loaded = checked(experiment, overrides, plugin or (), fleet=lambda spec: sized(spec, devices))
     request = SimulationRequest(
         only_methods(loaded, method, experiment),
         experiment.resolve(),

@@ -13,7 +13,7 @@ from rich.table import Table
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
-from edgebed.wire.settings import Codec, Optimizer
+from edgebed.wire.settings import Codec, LearningTask, Optimizer
 from orchestrator.cli.arguments import Json, numbers
 from orchestrator.cli.console import columns, log, print_json, print_whole
 from orchestrator.fleet.ownership import OwnedFolder
@@ -41,7 +41,9 @@ def command(
     """Measure the device-side time of every tier at several CPU quotas, beside the paper's figures."""
     size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
     shares = numbers(quotas, ",", "--quotas")
-    net = seeded(lambda: MODELS.create({"name": model}, "--model").build(size, classes), 0)
+    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(size, classes)
+    plugin.check_takes(task)
+    net = seeded(lambda: plugin.build(task), 0)
     cuts = list(range(len(net) - count, len(net)))
     if count < 1 or cuts[0] < 1:
         raise UsageError(f"--tiers {count}: {model} has {len(net)} stages", hint=f"give 1 to {len(net) - 1}")
@@ -84,7 +86,7 @@ async def _measure(
     )
     with OwnedFolder("edgebed-data-") as folder, log.status("starting") as status:
         shard = folder / "shard.safetensors"
-        write_idle_shard(shard, samples=batch, input_shape=net.input_shape, classes=net.classes)
+        write_idle_shard(shard, samples=batch, task=net.task)
         fleet = session.standing_fleet(
             spec, backend=backend, dilation="off", shards={"tier-device": shard}, notify=status.update
         )

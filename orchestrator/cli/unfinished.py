@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.cli.console import say
-from orchestrator.records.words.formatting import accuracy
+from orchestrator.experiment import Training
+from orchestrator.records.words.formatting import accuracy, setting_texts
 from orchestrator.runs.find import runs_folder
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Request
@@ -33,20 +34,23 @@ def _place(folder: Path) -> int:
 
 
 def _lines(request: Request | SimulationRequest, folders: Mapping[int, Path]) -> list[str]:
-    """One line per method and seed, as plain text. The run comes last, so that no id is broken in a narrow terminal."""
+    """One line per method, setting and seed, as plain text. The run comes last, so that no id is broken in a narrow
+    terminal."""
     heads = ("method", "", "rounds", "accuracy", "run")
     rows = [heads]
     experiment = request.experiment
-    methods = [(seed, str(options.get("name"))) for seed in experiment.all_seeds for options in experiment.methods]
-    for place, (seed, method) in enumerate(methods):
-        cells = _cells(request, folders[place]) if place in folders else ("not begun", "–", "–", "")
-        rows.append((method if experiment.seeds is None else f"{method}, seed {seed}", *cells))
+    wanted = [(*part, str(options.get("name"))) for part in experiment.parts for options in experiment.methods]
+    for place, (setting, seed, method) in enumerate(wanted):
+        training = experiment.part(setting, seed).training
+        cells = _cells(training, folders[place]) if place in folders else ("not begun", "–", "–", "")
+        whose = [method, *setting_texts(setting), *(() if experiment.seeds is None else (f"seed {seed}",))]
+        rows.append((", ".join(whose), *cells))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _cells(request: Request | SimulationRequest, folder: Path) -> tuple[str, str, str, str]:
-    training, files = request.experiment.training, RunFolder(folder)
+def _cells(training: Training, folder: Path) -> tuple[str, str, str, str]:
+    files = RunFolder(folder)
     progress, state = files.progress(), "finished" if is_finished(files, training) else "unfinished"
     reached = accuracy(progress.accuracy) if progress.round else "–"
     return state, f"{min(progress.round, training.rounds)} of {training.rounds}", reached, folder.name

@@ -11,9 +11,11 @@ from orchestrator.records.critical.stragglers import whole_run
 from orchestrator.records.live.run_state import DeviceState, RoundRow, RunEvent, RunState
 from orchestrator.records.live.summing import on_axis, progress
 from orchestrator.records.older_words import ending_of
+from orchestrator.records.shown.calibrated import calibration_row
 from orchestrator.records.shown.round_view import median_round, waited_for
 from orchestrator.records.timeline.board import BOARD_COLUMNS, SENSORS, board_row
 from orchestrator.records.timeline.host_index import index_text
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.drawing import six_digits
 from orchestrator.records.words.palette import style
 
@@ -66,7 +68,7 @@ def changes(state: RunState, cursor: Cursor, now_ns: int = 0) -> dict[str, Any] 
         "events": [_event(event) for event in state.events[cursor.events :]],
     }
     if whole or len(state.calibration) != cursor.calibration:
-        result["calibration"] = [msgspec.structs.asdict(row) for row in state.calibration]
+        result["calibration"] = [calibration_row(row) for row in state.calibration]
     cursor.epoch, cursor.rev, cursor.sessions = state.epoch, state.rev, len(state.sessions)
     cursor.rows, cursor.events, cursor.calibration = len(state.rows), len(state.events), len(state.calibration)
     return result
@@ -136,7 +138,8 @@ def _waiting(state: RunState, now_ns: int) -> dict[str, Any] | None:
     """Who is waited for, and for how many seconds already (None: not known)."""
     names, since_ns = waited_for(state)
     waited_s = (now_ns - since_ns) / 1e9 / state.dilation
-    return {"names": names, "s": waited_s if 0 <= waited_s < LONGEST_S else None} if names else None
+    on_this_clock = 0 <= waited_s < LONGEST_S and state.session.started.enforcement != SIMULATED
+    return {"names": names, "s": waited_s if on_this_clock else None} if names else None
 
 
 def _row(row: RoundRow) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from edgebed import typed
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, refuse
 from edgebed.typed import Place, spelled
 
 T = TypeVar("T")
@@ -66,7 +66,9 @@ class Document(dict[str, Any]):
         """Set a value. Messages about it, and about the `places` inside it, name `option`. Raises UsageError."""
         inner: dict[str, Any] = self
         for key in keys[:-1]:
-            inner = inner.setdefault(key, {})
+            if inner.get(key) is None:
+                inner[key] = {}
+            inner = inner[key]
             if not isinstance(inner, dict):
                 raise UsageError(f"{option}: {key} is not a mapping of keys", hint="name a key of the experiment file")
         inner[keys[-1]] = value
@@ -76,12 +78,22 @@ class Document(dict[str, Any]):
 
 
 def convert(data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None) -> T:
-    """Convert `data`, read from the file `path`, to `kind`. Raises UsageError like `edgebed.typed.convert`."""
+    """Convert `data`, read from the file `path`, to `kind`. Raises UsageError with all mistakes (`typed.mistakes`)."""
+    found, value = mistakes(data, kind, path, words)
+    refuse(list(found.values()), path)
+    assert value is not None
+    return value
+
+
+def mistakes(
+    data: Any, kind: type[T], path: Path, words: Mapping[str, str] | None = None
+) -> tuple[dict[Place, UsageError], T | None]:
+    """As `typed.mistakes`, of what was read from the file `path`."""
 
     def where(place: str) -> str:
         return f"{path}{f': {place}' if place else ''}"
 
-    return typed.convert(data, kind, data.where if isinstance(data, Document) else where, words=words)
+    return typed.mistakes(data, kind, data.where if isinstance(data, Document) else where, words)
 
 
 def plain(value: Any, place: Place = ()) -> Any:

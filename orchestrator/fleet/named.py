@@ -28,6 +28,7 @@ class Opening(msgspec.Struct, frozen=True):
         fleet_id: unique on this host.
         admitted: what `admit` of the class returned.
         folder: of the fleet, for this user only.
+        plugins: folder of the plug-ins that the agents are to use; None: they use none.
         certifier: makes the certificate authority of the run, with its key in a folder.
         notify: called with a line of progress.
     """
@@ -38,6 +39,7 @@ class Opening(msgspec.Struct, frozen=True):
     folder: Path
     certifier: Callable[[Path], Certifier]
     notify: Callable[[str], None]
+    plugins: Path | None = None
 
 
 class NamedBackend(ABC):

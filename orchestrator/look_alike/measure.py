@@ -76,8 +76,7 @@ async def measure(board: FleetSpec, name: str, job: Job, backend: str, notify: C
         for spec in (twin, with_facts(board)):
             (device,) = [each.name for each in spec.devices]
             shard = folder / f"{len(both)}.safetensors"
-            shape, classes = job.model.input_shape, job.model.classes
-            write_idle_shard(shard, samples=job.batch_size, input_shape=shape, classes=classes)
+            write_idle_shard(shard, samples=job.batch_size, task=job.model.task)
             fleet = standing_fleet(spec, dilation="off", shards={device: shard}, notify=notify)
             both.append(await stack.enter_async_context(fleet))
         twin_host, board_host = (each.backend.host_of(each.names[0]) for each in both)

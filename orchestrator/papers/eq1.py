@@ -16,6 +16,7 @@ import msgspec
 
 from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
+from edgebed.wire.settings import LearningTask
 from orchestrator.fleet.spec.profile import fleet_of
 from orchestrator.papers.tables import Reproduction
 
@@ -59,7 +60,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def check_eq1(table: Reproduction, path: Path) -> list[Check]:
     """Every figure of the table that has its number of rounds."""
-    costs = model_costs(MODELS.create({"name": "vgg16"}), (3, 32, 32), 10, 2)
+    costs = model_costs(MODELS.create({"name": "vgg16"}), LearningTask((3, 32, 32), 10), 2)
     limits = [device.profile.limits for device in fleet_of(path, table.experiment["fleet"]).devices]
     found = []
     for method, cut in (("fedavg", len(costs.cuts)), ("sfl", costs.split_points[-1])):

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgebed.datasets.shard import normalise
 from edgebed.methods.base import METHODS, Batch
 from edgebed.methods.early_exit import EarlyExit
 from edgebed.methods.parts.exits import exit_cuts, exit_names
+from edgebed.models.learning import loss_of
 from edgebed.models.staged import MODELS, StagedModel, head_name, seeded
 from edgebed.wire.order import batch_bounds, shuffled
 from orchestrator.experiment import Experiment
@@ -86,7 +86,7 @@ def _losses(model: StagedModel, cuts: Sequence[int], x: Tensor, y: Tensor) -> li
     losses, z = [], x
     for below, cut in pairwise((0, *cuts)):
         z = model.stages(below, cut)(z)
-        losses.append(functional.cross_entropy(model.head(cut)(z) if cut < len(model) else z, y))
+        losses.append(loss_of(model.head(cut)(z) if cut < len(model) else z, y))
     return losses
 
 
@@ -111,9 +111,9 @@ def _mean(values: Iterable[Tensor]) -> float:
 def variances_of(experiment: Experiment, path: Path) -> list[Variances]:
     """Of the experiment's model as its seed starts it, over its training samples in mini-batches."""
     _, split, _ = share_out(experiment, ["all"], path)
-    seed, shape = experiment.training.seed, tuple(split.train_x.shape[1:])
+    seed = experiment.training.seed
     plugin = MODELS.create(experiment.model, f"{path}: model")
-    model = seeded(lambda: plugin.build(shape, len(split.class_names)), seed)
+    model = seeded(lambda: plugin.build(split.task), seed)
     method = METHODS.create(experiment.methods[0])
     assert isinstance(method, EarlyExit)
     cuts = exit_cuts(model, len(method.options.layers), method.options.exits)

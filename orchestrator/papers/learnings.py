@@ -19,6 +19,7 @@ from edgebed.methods.base import METHODS, Method
 from edgebed.wire.settings import Codec
 from orchestrator.experiment import PrivacySection, Training
 from orchestrator.files.output import keep
+from orchestrator.files.plugged import codes_of
 from orchestrator.papers.cells import FOLDER, Cell, Damaged, Settings, Source, experiment_of, place_of, read_cell
 from orchestrator.records.reader import read
 from orchestrator.records.types import Evaluated, RoundFinished, RoundStarted, UpdateReceived
@@ -77,8 +78,10 @@ def key_of(settings: Settings) -> str:
     training = {name: value for name, value in settings.experiment["training"].items() if name not in CLOCK}
     parts = {name: settings.experiment[name] for name in ("data", "partition")}
     model = method.model_spec(settings.experiment["model"])
-    stacked = experiment.simulation.batched
-    text = msgspec.json.encode([known, parts, model, training, list(settings.devices), stacked], order="sorted")
+    code = [each.sha256 for each in codes_of(experiment.plugins)]
+    stacked = [experiment.simulation.batched, *code]
+    whole = [known, parts, model, training, list(settings.devices), stacked if code else stacked[0]]
+    text = msgspec.json.encode(whole, order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 
 

@@ -303,13 +303,11 @@ def _exact_lines(path: Path, table: Reproduction) -> list[str]:
 def _state(each: Listed, parts: Sequence[Part]) -> str:
     """What is there of a table: cells, a place elsewhere, why there is none, or the command that would compute it."""
     own = [part for part in parts if part.name in each.files]
-    if own:
-        return "; ".join(f"{part.scale}: {_count(part)}; {_words(part)}`{part.command}`" for part in own)
-    if each.instead:
-        return each.instead
-    if EXACT & set(each.files):
-        return "arithmetic, see the claims"
-    return "not run: " + ", ".join(f"`edgebed reproduce {name}`" for name in each.files)
+    states = [f"{part.scale}: {_count(part)}; {_words(part)}`{part.command}`" for part in own]
+    if not states and (each.instead or EXACT & set(each.files)):
+        return each.instead or "arithmetic, see the claims"
+    left = [f"`edgebed reproduce {name}`" for name in each.files if name not in {part.name for part in own}]
+    return "; ".join(states + ([f"not run: {', '.join(left)}"] if left else []))
 
 
 def _words(part: Part) -> str:
@@ -355,7 +353,7 @@ def _entries(name: str, entries: Sequence[Entry], baseline: str) -> Iterator[str
 
 def _ours(entry: Entry) -> str:
     if not entry.runs:
-        return "not computed"
+        return "not run"
     if entry.mean is None:
         return f"reached in 0 of {entry.runs}"
     text = number(entry.mean)

@@ -24,6 +24,7 @@ import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, Share
+from orchestrator.files.plugged import take_in
 from orchestrator.files.yaml_file import convert, load_yaml
 
 Figures = dict[str, list[float | None]]
@@ -193,4 +194,6 @@ def _experiment(settings: Settings, target: float, path: Path) -> Experiment:
     settings = merged({"training": {"max_update_norm": None}}, settings, wanted)  # no paper refuses updates
     options = settings.pop("options", {})
     settings["methods"] = [{**method, **options} for method in settings.get("methods", [])]
-    return convert(settings, Experiment, path)
+    experiment = convert(settings, Experiment, path)
+    take_in(experiment.plugins, path.parent)
+    return experiment

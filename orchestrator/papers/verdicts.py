@@ -21,13 +21,15 @@ its 95 % interval (Student's t on the logarithms, pairs of the same seed). The l
 
 - **Holds** in a column: the whole interval lies within the limits.
 - **Does not hold** in a column: the whole interval lies outside of them.
-- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, or a run did not reach the target.
+- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, a cell was not run, or a run did not
+  reach the target.
 - A claim holds where it holds in all of its columns. It does not hold where it does not in one of them. Otherwise it
   cannot be told. The intervals are not widened for the number of claims."""
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A row ÷ another one in one column. `reached` of `runs` seeds have both."""
+    """A row ÷ another one in one column. In `reached` of the `runs` seeds that were run with both rows, both have a
+    value; `missing`: the rows that were not run, with the seeds of the other one."""
 
     row: str
     column: str
@@ -36,6 +38,7 @@ class Pair(msgspec.Struct, frozen=True):
     high: float | None
     reached: int
     runs: int
+    missing: tuple[str, ...]
     paper: float | None
     word: Word
 
@@ -73,8 +76,8 @@ def judge(
     than = claim.than or baseline
     own = [column for column in columns if not claim.columns or column in claim.columns]
     pairs = [_pair(claim, row, than, column, values, printed) for row in claim.rows for column in own]
-    found = tuple(pair for pair in pairs if pair.runs)
-    return Verdict(claim, found, _together([pair.word for pair in pairs])) if found else None
+    begun = any(row in (*claim.rows, than) and column in own for row, column, _ in values)
+    return Verdict(claim, tuple(pairs), _together([pair.word for pair in pairs])) if begun else None
 
 
 def _pair(
@@ -85,13 +88,18 @@ def _pair(
     values: Mapping[tuple[str, str, int], float | None],
     printed: Mapping[str, Mapping[str, float | None]],
 ) -> Pair:
-    seeds = sorted({seed for (r, c, seed) in values if r in (row, than) and c == column})
-    both = [(values.get((row, column, seed)), values.get((than, column, seed))) for seed in seeds]
+    run = {each: {seed for (r, c, seed) in values if (r, c) == (each, column)} for each in (row, than)}
+    seeds = sorted(run[row] & run[than])
+    lacking = {each: sorted((run[row] | run[than]) - own) for each, own in run.items()}
+    missing = [f"{each} with seed {', '.join(map(str, some))}" for each, some in lacking.items() if some]
+    both = [(values[row, column, seed], values[than, column, seed]) for seed in seeds]
     ratios = [ours / base for ours, base in both if ours and base]
     ratio, low, high = interval(ratios)
     paper, base = printed.get(row, {}).get(column), printed.get(than, {}).get(column)
-    word = "cannot be told" if len(ratios) < len(seeds) else _word(claim, low, high)
-    return Pair(row, column, ratio, low, high, len(ratios), len(seeds), paper / base if paper and base else None, word)
+    whole = seeds and not missing and len(ratios) == len(seeds)
+    word = _word(claim, low, high) if whole else "cannot be told"
+    printed_ratio = paper / base if paper and base else None
+    return Pair(row, column, ratio, low, high, len(ratios), len(seeds), tuple(missing), printed_ratio, word)
 
 
 def _word(claim: Claim, low: float | None, high: float | None) -> Word:
@@ -116,10 +124,16 @@ def limits(claim: Claim, than: str) -> str:
 
 
 def ours_of(pair: Pair) -> str:
+    """What is known of it; of cells that were not run nothing is."""
+    lacking = f"not run: {'; '.join(pair.missing)}" if pair.missing else "not run" if not pair.runs else ""
+    if not pair.runs:
+        return lacking
     if pair.ratio is None:
-        return f"reached by both in 0 of {pair.runs} seeds"
-    text = with_range(fixed(pair.ratio, 2), pair.low, pair.high)
-    return text if pair.reached == pair.runs else f"{text}, {pair.reached} of {pair.runs} seeds"
+        text = f"reached by both in 0 of {pair.runs} seeds"
+    else:
+        text = with_range(fixed(pair.ratio, 2), pair.low, pair.high)
+        text += "" if pair.reached == pair.runs else f", {pair.reached} of {pair.runs} seeds"
+    return f"{text} ({lacking})" if lacking else text
 
 
 def paper_of(pair: Pair) -> str:

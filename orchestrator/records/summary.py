@@ -114,6 +114,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     seed: int
     series: str = ""
+    setting: dict[str, Any] = {}
     interleaved: bool = False
     backend: str
     enforcement: str

@@ -8,7 +8,7 @@ Those that a long run has by the million are kept from the garbage collector (`g
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,6 +44,7 @@ class RunStarted(msgspec.Struct, frozen=True, tag="run_started"):
     server_slots: int = 0  # server halves that train at once; 0: an older version wrote it
     grain: str = "quota"  # how the CPU quotas are divided: quota | period | pacing
     series: str = ""  # id that all runs of one experiment share
+    setting: dict[str, Any] = {}  # the values that it has of the keys that its experiment sweeps
     interleaved: bool = False  # its rounds alternated with those of other methods: see TurnEnded
     server_cpus: float | None = None  # of the server, before dilation; None: what the host leaves, not dilated
     dilation_by: str = ""  # CPUs | network | the experiment: what made it as large as it is; "": 1, or an older version
@@ -78,7 +79,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     board: str = ""  # name of the real board that it is
     look_alike_of: str = ""  # name of the real board to which its profile was fitted
     unlimited: bool = False  # a real board: nothing is held, cpus are its cores, rates are 0
-    threads: int = 0  # of torch; 0: they follow the CPUs after dilation
+    threads: int = 0  # of torch; 0: an older version wrote it, they followed the CPUs after dilation
 
 
 class LimitsSet(msgspec.Struct, frozen=True, tag="limits_set"):

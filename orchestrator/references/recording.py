@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, mean, pstdev
+from typing import NamedTuple
 
 import msgspec
 
+from edgebed.device.pieces import FIRST, JOINED, STEP
 from edgebed.errors import UsageError
 from edgebed.methods.base import real_work
 from edgebed.pacing import HOST
@@ -29,6 +31,10 @@ SMALL = 1000
 
 PACED = ("download", "decode", "compute", "encode", "blocked", "reply_wait")
 """Phases whose CPU time belongs to a unit of work (`edgebed.pacing`)."""
+
+
+Timed = dict[str, dict[str, dict[int, list[PieceTimes]]]]
+"""Times of pieces by task or server half, kind and size."""
 
 
 class TaskSeen(msgspec.Struct, frozen=True):
@@ -143,7 +149,7 @@ def _task(session: Session, facts: RoundFacts, device: str, spent_s: float) -> T
 
 def recorded_work(seen: Iterable[TaskSeen]) -> dict[str, dict[str, list[PieceStats]]]:
     """By task and kind, in the order of size."""
-    found: dict[str, dict[str, dict[int, list[PieceTimes]]]] = {}
+    found: Timed = {}
     for task in seen:
         kinds = found.setdefault(task_key(task.assignment), {})
         for each in task.work:
@@ -151,7 +157,7 @@ def recorded_work(seen: Iterable[TaskSeen]) -> dict[str, dict[str, list[PieceSta
     return _stats(found)
 
 
-def _stats(found: Mapping[str, Mapping[str, Mapping[int, list[PieceTimes]]]]) -> dict[str, dict[str, list[PieceStats]]]:
+def _stats(found: Timed) -> dict[str, dict[str, list[PieceStats]]]:
     return {
         key: {kind: [piece_stats(size, sizes[size]) for size in sorted(sizes)] for kind, sizes in sorted(kinds.items())}
         for key, kinds in sorted(found.items())
@@ -202,28 +208,62 @@ def transfers(seen: Sequence[TaskSeen]) -> dict[str, SizeLaw]:
 
 def server_work(runs: Iterable[RunFacts]) -> tuple[dict[str, dict[str, list[PieceStats]]], dict[str, SizeLaw]]:
     """Recorded steps by server half and kind, and the laws of making halves (`make`) and reading them (`read`), by
-    their bytes. Only halves of one device, on a server with CPUs of its own."""
-    steps: dict[str, dict[str, dict[int, list[PieceTimes]]]] = {}
+    their bytes: those only of halves of one device. On a server with CPUs of its own."""
+    steps: list[StepSeen] = []
     made: list[tuple[tuple[float, ...], float]] = []
     read: list[tuple[float, float]] = []
     for method, facts in ((run.started.method, facts) for run in runs for _, facts in run.rounds()):
         known = facts.started.assignments
         for step in facts.steps:
-            if step.spent is not None and len(step.devices) == 1 and step.spent.samples:
-                kinds = steps.setdefault(half_key(method, known[step.devices[0]]), {})
-                times = PieceTimes("", step.spent.samples, 1, step.spent.cpu_s, (round(step.spent.cpu_s * 1e6),))
-                kind = "step" if step.batch else "first step"
-                kinds.setdefault(kind, {}).setdefault(step.spent.samples, []).append(times)
+            if step.spent is not None and step.spent.samples:
+                own = sorted((known[device] for device in step.devices), key=lambda each: each.stages)
+                keys = [half_key(method, each) for each in own]
+                steps.append(StepSeen(keys, step.batch == 0, step.spent.samples, step.spent.cpu_s))
+        lone = all(len(step.devices) == 1 for step in facts.steps)
         for work in facts.half_work:
-            if work.spent is not None and work.what == "make":
+            if work.spent is not None and work.what == "make" and lone:
                 size = sum(upper_bytes(known[device]) for device in work.devices)
                 made.append(((float(len(work.devices)), float(size)), work.spent.cpu_s))
-            elif work.spent is not None and len(work.devices) == 1:
+            elif work.spent is not None and work.what == "read" and len(work.devices) == 1:
                 read.append((float(upper_bytes(known[work.devices[0]])), work.spent.cpu_s))
     laws = {"read": line_through(read)} if read else {}
     if made:
         laws["make"] = SizeLaw(*parts([row for row, _ in made], [cpu_s for _, cpu_s in made]))
-    return _stats(steps), laws
+    return _stats(divided(steps)), laws
+
+
+class StepSeen(NamedTuple):
+    """A step of a server half. `keys`: its devices' halves, first the one with the most stages."""
+
+    keys: list[str]
+    first: bool
+    samples: int
+    cpu_s: float
+
+
+def divided(steps: Iterable[StepSeen]) -> Timed:
+    """Steps by half and kind. One of several devices is divided: what a step of the first one takes alone (`step`), and
+    the rest in equal parts among the others (`joined step`); where none was seen alone, in equal parts among all."""
+    found: Timed = {}
+    seen = sorted(steps, key=lambda step: len(step.keys))
+    once = {(step.keys[0], step.first) for step in seen if len(step.keys) == 1}
+    for keys, first, samples, cpu_s in seen:
+        when, size = FIRST if first else "", round(samples / len(keys))
+        alone = found.setdefault(keys[0], {}).setdefault(f"{when}{STEP}", {})
+        if len(keys) == 1 or (keys[0], first) not in once:
+            own_s = cpu_s / len(keys)
+            alone.setdefault(size, []).append(_timed(own_s))
+        else:
+            nearest = min(alone, key=lambda known: abs(known - size))
+            own_s = fmean(each.cpu_s for each in alone[nearest]) * size / nearest
+        for key in keys[1:]:
+            kinds = found.setdefault(key, {}).setdefault(f"{when}{JOINED}", {})
+            kinds.setdefault(size, []).append(_timed(max(0.0, cpu_s - own_s) / (len(keys) - 1)))
+    return found
+
+
+def _timed(cpu_s: float) -> PieceTimes:
+    return PieceTimes("", 0, 1, cpu_s, (round(cpu_s * 1e6),))
 
 
 # ---- where it was made ----

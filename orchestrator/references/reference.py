@@ -94,8 +94,7 @@ def half_key(method: str, assignment: Assignment) -> str:
 def _model_parts(assignment: Assignment) -> tuple[str, str]:
     model = MODELS.create(assignment.model, "assignment")
     options = " ".join(f"{key}={value}" for key, value in sorted(assignment.model.items()) if key != "name")
-    shape = "x".join(map(str, assignment.input_shape))
-    return f"{model.name}{f' {options}' if options else ''}", f"{shape} to {assignment.classes}"
+    return f"{model.name}{f' {options}' if options else ''}", str(assignment.learns)
 
 
 def _optimizer_part(assignment: Assignment) -> str:

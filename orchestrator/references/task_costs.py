@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgebed.device.pieces import BATCH, BY_BYTES, BY_LAYERS, FIRST, RECORDED
-from edgebed.errors import EdgebedError
+import msgspec
+
+from edgebed.device.pieces import BATCH, BY_BYTES, BY_LAYERS, FIRST, JOINED, RECORDED, STEP
+from edgebed.errors import EdgebedError, UsageError
 from edgebed.methods.base import real_work
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.references.reference import PieceStats, Reference, half_key, task_key
@@ -49,11 +51,15 @@ class TaskCosts:
         key = half_key(method, assignment)
         if key not in self._known:
             recorded = self._recorded(key)
-            self._known[key] = ({} if "step" in recorded else self._half_by_layers(assignment)) | recorded
+            known = recorded if STEP in recorded else self._half_by_layers(assignment) | recorded
+            for when in ("", FIRST):  # a further batch that was not recorded takes what a step does
+                if (alone := known.get(f"{when}{STEP}")) is not None:
+                    known.setdefault(f"{when}{JOINED}", msgspec.structs.replace(alone, origin=BY_LAYERS))
+            self._known[key] = known
             sizes = self.reference.unseen.sizes
             for kind in sorted({"make", "read"} & set(sizes)):
                 cost_s = sizes[kind].seconds(upper_bytes(assignment))
-                self._known[key][kind] = Cost(((1, cost_s),), RECORDED)
+                known[kind] = Cost(((1, cost_s),), RECORDED)
         return self._known[key]
 
     def _half_by_layers(self, assignment: Assignment) -> dict[str, Cost]:
@@ -63,8 +69,8 @@ class TaskCosts:
         law = half_law(assignment, self.reference.layers)
         points = tuple((n, unseen.batch_s + unseen.factor * law.seconds(n)) for n in (LEAST, assignment.batch_size))
         return {
-            "step": Cost(points, BY_LAYERS),
-            "first step": Cost(tuple((n, unseen.first * cost_s) for n, cost_s in points), BY_LAYERS),
+            STEP: Cost(points, BY_LAYERS),
+            f"{FIRST}{STEP}": Cost(tuple((n, unseen.first * cost_s) for n, cost_s in points), BY_LAYERS),
         }
 
     def _recorded(self, key: str) -> dict[str, Cost]:
@@ -107,6 +113,12 @@ class TaskCosts:
         shares = dict(zip(BATCH, (1.0, law.forward, 1.0 - law.forward), strict=True)) | {"more": law.forward}
         costs = {kind: cost(share) for kind, share in shares.items()}
         return costs | {f"{FIRST}{kind}": cost(share * unseen.first) for kind, share in shares.items()}
+
+
+def check_spread(spread: bool, reference: Reference | None) -> None:
+    """Raises UsageError where there is nothing that could vary."""
+    if spread and reference is None:
+        raise UsageError("spread: true plays how the pieces of a reference vary", hint="set speed: reference NAME")
 
 
 def spread_of(stats: PieceStats) -> tuple[float, ...]:

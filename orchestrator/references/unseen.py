@@ -10,6 +10,7 @@ import torch
 from edgebed.device.pieces import BATCH, BY_BYTES
 from edgebed.methods.base import Batch
 from edgebed.models.costs import size_bytes
+from edgebed.models.learning import blank_x, blank_y
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.wire.messages import Assignment
 from orchestrator.references.layer_costs import LayerCosts
@@ -74,7 +75,7 @@ def _laws(assignment: Assignment, layers: LayerCosts) -> WorkLaws:
 
 def model_of(assignment: Assignment) -> StagedModel:
     """The whole model of a task."""
-    return MODELS.create(assignment.model, "assignment").build(assignment.input_shape, assignment.classes)
+    return MODELS.create(assignment.model, "assignment").build(assignment.learns)
 
 
 def upper_bytes(assignment: Assignment) -> int:
@@ -85,8 +86,7 @@ def upper_bytes(assignment: Assignment) -> int:
 def blank_batch(model: StagedModel, assignment: Assignment) -> Batch:
     """A batch of a task's size; what is in it does not change what its layers cost."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(assignment.batch_size, *model.input_shape, generator=generator)
-    return x, torch.arange(assignment.batch_size) % model.classes
+    return blank_x(model.task, assignment.batch_size, generator), blank_y(model.task, assignment.batch_size)
 
 
 def fitted(rows: Sequence[Row]) -> tuple[float, float, float]:

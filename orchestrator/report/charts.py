@@ -1,4 +1,5 @@
-"""Summaries -> charts, as data that the scripts of pages draw (`dashboard/static/charts.js`, `rows.js`). Pure.
+"""Summaries -> charts, as data that the scripts of pages draw (`dashboard/static/charts.js`, `rows.js`), and for papers
+`figures.py`. Pure.
 
 A format is a name in FORMATS of `dashboard/static/format.js`: figures are told in the same form on every page.
 """
@@ -12,23 +13,24 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.compare.curves import Along, curve
+from orchestrator.records.critical.bound_by import Part
 from orchestrator.records.run_index import RunFacts
 from orchestrator.records.shown.round_view import median_round
 from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.timeline.events import events
-from orchestrator.records.words import vocabulary
+from orchestrator.records.words import drawing, vocabulary
 from orchestrator.records.words.drawing import six_digits, stride
 from orchestrator.records.words.formatting import NONE, known, percent, seconds
 from orchestrator.records.words.formatting import accuracy as accuracy_text
-from orchestrator.records.words.palette import COLOURED_AS, RUNS, ordered, style
-from orchestrator.records.words.vocabulary import phase
+from orchestrator.records.words.palette import BOUNDS, COLOURED_AS, RUNS, WAITED_FOR, style
 
 MOST_BARS, MOST_POINTS = 400, 4000
 """Most rounds in a chart of bars, and points in one of points: more cannot be told apart and slow the page."""
 
 Figure = dict[str, Any]
 OVER: dict[Along, tuple[str, list[str]]] = {
-    "time": ("Accuracy over time", ["seconds of training (see below)", "tick", "seconds"]),
+    "time": ("Accuracy over time", ["seconds of training", "tick", "seconds"]),
+    "rounds": ("Accuracy over rounds", ["rounds", "whole", "count"]),
     "bytes": ("Accuracy over bytes", ["bytes of all devices, both ways", "bytes"]),
 }
 SECONDS = ["seconds", "tick", "seconds"]
@@ -67,23 +69,46 @@ def extra(summary: Summary) -> Figure | None:
     return chart(title, series, ["seconds of training", "tick", "seconds"], ["", "number"]) if series else None
 
 
-def stacked(phases: Sequence[tuple[int, dict[str, float]]]) -> Figure:
+def stacked(phases: Sequence[tuple[int, dict[str, float]]], most: int = MOST_BARS) -> Figure:
     """How the mean device spent each round; of a long run every n-th round."""
-    shown = phases[:: stride(len(phases), MOST_BARS)]
-    names = ordered({name for _, sums in shown for name in sums})
-    points: dict[str, list[list[Any]]] = {name: [] for name in names}
+    look = drawing.phases({name for _, sums in phases for name in sums})
+    return _per_round("What the mean device's time was spent on, per round", phases, look, most)
+
+
+def bounds(summary: Summary, most: int = MOST_BARS) -> Figure:
+    """Seconds of every round's critical path by kind of bound."""
+    known = [(row.number, seconds_by_bound(row.round_bounds.parts)) for row in summary.rounds if row.round_bounds]
+    look = {what: (like, vocabulary.BOUNDS[what]) for what, like in BOUNDS.items()}
+    return _per_round("What bounded the rounds", sorted(known, key=lambda pair: pair[0]), look, most)
+
+
+def seconds_by_bound(parts: Sequence[Part]) -> dict[str, float]:
+    """Seconds by kind of bound: those of all devices together."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        sums[part.what] = sums.get(part.what, 0.0) + part.seconds
+    return sums
+
+
+def _per_round(title: str, rounds: Sequence[tuple[int, dict[str, float]]], look: drawing.Look, most: int) -> Figure:
+    """A bar per round of parts that stand on each other; of many rounds every n-th."""
+    shown = rounds[:: stride(len(rounds), most)]
+    points: dict[str, list[list[Any]]] = {name: [] for name in look}
     for number, sums in shown:
         below = 0.0
-        for name in names:
+        for name, (like, words) in look.items():
             length = sums.get(name, 0.0)
             if length > 0:
-                told = f"round {number}: {phase(name)} {seconds(length)}"
-                points[name].append([number, six_digits(below + length), told, None, f"p-{name}", six_digits(below)])
+                told = f"round {number}: {words} {seconds(length)}"
+                points[name].append([number, six_digits(below + length), told, None, f"p-{like}", six_digits(below)])
             below += length
-    series = [{"name": phase(name), "cls": f"p-{name}", "bars": True, "points": points[name]} for name in names]
-    columns = [["round"], *([phase(name), "num"] for name in names)]
-    rows = [[number, *(_told(sums, name) for name in names)] for number, sums in shown]
-    title = "What the mean device's time was spent on, per round"
+    series = [
+        {"name": words, "cls": f"p-{like}", "bars": True, "points": points[name]}
+        for name, (like, words) in look.items()
+        if points[name]
+    ]
+    rows = [[number, *(_told(sums, name) for name in look)] for number, sums in shown]
+    columns = [["round"], *([words, "num"] for _, words in look.values())]
     return chart(title, series, ROUND, SECONDS, columns=columns, rows=rows, **ROUNDS)
 
 
@@ -112,29 +137,19 @@ def marks(run: RunFacts) -> list[tuple[int, str, str]]:
 
 def shares(summary: Summary) -> Figure:
     """How each device spent the time of all rounds."""
-    phases = {name: device.phase_s for name, device in summary.devices.items()}
-    names = ordered({name for sums in phases.values() for name in sums})
-    return {
-        "kind": "rows",
-        "title": "What each device's time was spent on, over all rounds",
-        "rows": [{"label": device, "bars": _stacked(sums, names)} for device, sums in phases.items()],
-        "to": 1,
-        "format": "share",
-        "legend": [{"name": phase(name), "cls": f"p-{name}"} for name in names],
-        "columns": [["device"], *([phase(name), "num"] for name in names)],
-        "cells": [[device, *(_told(sums, name) for name in names)] for device, sums in phases.items()],
-    }
+    sums = {name: device.phase_s for name, device in summary.devices.items()}
+    whole = {device: sum(own.values()) or 1.0 for device, own in sums.items()}
+    parts = {device: {key: length / whole[device] for key, length in own.items()} for device, own in sums.items()}
+    look, x = drawing.phases({key for own in parts.values() for key in own}), "share of the time of all rounds"
+    title = "What each device's time was spent on"
+    return drawing.bars(parts, look, percent, title=title, to=1, format="share", x=x)
 
 
-def _stacked(sums: dict[str, float], names: Sequence[str]) -> list[list[Any]]:
-    """Shares of the whole, one after the other."""
-    whole, at, bars = sum(sums.values()) or 1.0, 0.0, []
-    for name in names:
-        share = sums.get(name, 0.0) / whole
-        if share > 0:
-            bars.append([f"p-{name}", six_digits(at), six_digits(at + share), f"{phase(name)} {percent(share)}"])
-        at += share
-    return bars
+def waits(summary: Summary) -> Figure:
+    """Seconds that every device waited in all rounds, by cause."""
+    devices = {name: device.wait_s for name, device in summary.devices.items() if device.wait_s is not None}
+    look = {cause: (like, vocabulary.WAITED_FOR[cause]) for cause, like in WAITED_FOR.items()}
+    return drawing.bars(devices, look, seconds, title="What each device waited for", x="seconds of all rounds")
 
 
 def rounds(summary: Summary, happened: Sequence[tuple[int, str, str]] = ()) -> Figure:
@@ -203,7 +218,11 @@ def cuts(summary: Summary) -> Figure:
         "from": 0.5,
         "to": last + 0.5,
         "format": "whole",
-        "legend": [{"name": f"{cut} stages", "cls": f"level.{_level(cut / most)}"} for cut in sorted(set(known))[-9:]],
+        "x": "round",
+        "legend": [
+            {"name": f"{cut} stage{'s' if cut > 1 else ''}", "cls": f"level.{_level(cut / most)}", "level": cut / most}
+            for cut in sorted(set(known))[-9:]
+        ],
         "columns": [["device"], *([str(number), "num"] for _, number in places)],
         "cells": [
             [device, *("–" if values[index] is None else values[index] for index, _ in places)]

@@ -15,20 +15,23 @@ Width = Literal["column", "page"]
 
 
 class Look(msgspec.Struct, frozen=True):
-    """Width in a two-column paper, whether figures have a title, and what the bands of curves show."""
+    """Width in a two-column paper, whether figures have a title, what the bands of curves show, and whether accuracy
+    over time has a logarithmic axis."""
 
     width: Width = "column"
     title: bool = True
     spread: Spread = "range"
+    log: bool = False
 
 
 LOOK = Look()
 
-PAIRED, BOUND, WAITED = "paired-ratio", "bounds", "waits"
-"""Figures that not all runs have: those of interleaved runs, and those whose records tell what bounded the rounds."""
+PAIRED, REACHED, BOUND, WAITED = "paired-ratio", "target-reached", "bounds", "waits"
+"""Figures that not all runs have: of interleaved runs, of runs of which some missed the target, and of those whose
+records tell what bounded the rounds."""
 
 OF_RUNS = (
-    *("accuracy-time", "accuracy-rounds", "accuracy-bytes", "time-to-target", PAIRED, "seconds"),
+    *("accuracy-time", "accuracy-rounds", "accuracy-bytes", "time-to-target", REACHED, PAIRED, "seconds"),
     *(BOUND, WAITED),
 )
 """Figures of several runs."""

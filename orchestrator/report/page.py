@@ -17,13 +17,14 @@ from edgebed.pacing import HOST
 from orchestrator.records.compare.comparison import RESIDUAL_LIMIT
 from orchestrator.records.compare.page import compared
 from orchestrator.records.run_index import RunFacts
+from orchestrator.records.shown.calibrated import calibration_row
 from orchestrator.records.summary import Summary
 from orchestrator.records.timeline.host_index import index_text, is_slow
 from orchestrator.records.timeline.in_quota import UNSLOWED, sentence
 from orchestrator.records.timeline.timeline import RoundTimeline
 from orchestrator.records.words import palette
 from orchestrator.records.words.formatting import number, percent, seconds, size
-from orchestrator.records.words.vocabulary import HELD, OF_HOST, for_page, held_by_boards, origins_text
+from orchestrator.records.words.vocabulary import CALIBRATION, HELD, OF_HOST, for_page, held_by_boards, origins_text
 from orchestrator.report import charts, tables
 from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure
@@ -45,6 +46,13 @@ RESIDUAL = (
     "The part of the worst round that the account of a device does not explain. With all devices on one host there is "
     "one clock: then it shows lost, doubled and disordered reports, and nothing else."
 )
+
+GRAINS = {
+    "pacing": "pieces of work paced",
+    "period": "quota in short periods",
+    "quota": "quota in usual periods",
+}
+"""How a CPU quota is divided into pieces of time (the grain)."""
 
 WEAK = {
     "software": "The agents limit themselves; no kernel holds them to it.",
@@ -103,7 +111,13 @@ def report_page(run: RunFacts, summary: Summary, collected: Collected) -> str:
         lost=tables.first(tables.lost_rows(summary)),
         savings=tables.first(tables.saving_rows(summary)),
         changed=tables.first(changed),
-        calibration=tables.first([tables.calibration_row(row) for row in run.sessions[-1].calibration]),
+        calibration_columns=CALIBRATION,
+        calibration=tables.first(
+            [
+                {"cells": calibration_row(row), "bad": row.judged and not row.passed}
+                for row in run.sessions[-1].calibration
+            ]
+        ),
         limits=tables.limits_rows(run),
         readouts=tables.readouts(run),
         devices=tables.first(
@@ -159,7 +173,7 @@ def badges(summary: Summary) -> list[Badge]:
         )
     if said := sentence(summary.batches_in_quota_share, summary.grain):
         slowed = summary.grain == "pacing" or (summary.batches_in_quota_share or 0.0) < UNSLOWED
-        result.append((f"grain: {summary.grain}", "good" if slowed else "bad", said))
+        result.append((GRAINS.get(summary.grain, f"grain: {summary.grain}"), "good" if slowed else "bad", said))
     if summary.speed not in ("", HOST):
         late = summary.late_rounds or 0
         said = f"{HELD} Of the CPU seconds, {origins_text(summary.reference_s)}. Late rounds: {late}."
@@ -176,7 +190,10 @@ def badges(summary: Summary) -> list[Badge]:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:
         kind = "good" if residual <= RESIDUAL_LIMIT else "bad"
-        result.append((f"timeline residual ≤ {percent(residual)}", kind, RESIDUAL))
+        named = (
+            "all time has a name" if percent(residual) == percent(0.0) else f"time without a name ≤ {percent(residual)}"
+        )
+        result.append((named, kind, RESIDUAL))
     return result
 
 

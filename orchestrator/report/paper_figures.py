@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,24 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.compare import groups
+from orchestrator.records.compare.censored import curve as curve_of
+from orchestrator.records.compare.censored import times
 from orchestrator.records.compare.comparison import compare, headline
 from orchestrator.records.compare.curves import Along, band, curve
-from orchestrator.records.compare.groups import FEWEST, Estimate, estimate
+from orchestrator.records.compare.groups import FEWEST, Estimate, Group
 from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.compare.tabulate import with_interval
 from orchestrator.records.summary import Summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import vocabulary
-from orchestrator.records.words.formatting import accuracy, seconds, share
-from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, ordered, style
-from orchestrator.records.words.vocabulary import phase
-from orchestrator.report.figures import bound_shares, mean_shares, pile
-from orchestrator.report.look import BOUND, OF_RUNS, PAIRED, WAITED, Look, check
+from orchestrator.records.words.drawing import bars, phases
+from orchestrator.records.words.formatting import accuracy, percent, seconds, share
+from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, style
+from orchestrator.report.figures import bound_shares, mean_shares, paint
+from orchestrator.report.look import BOUND, OF_RUNS, PAIRED, REACHED, WAITED, Look, check
 from orchestrator.report.sheet import POINTS, About, Plot, beside_bars, label_x, name_rows, rows_in, write
 
 MARKERS = "os^Dvx*P"
-
-SMALL_SHARE = 0.01
-"""A kind of time with a smaller share of every method's time is drawn as `other`."""
 
 SPREAD_TEXT = {
     "range": "least to greatest of the seeds",
@@ -40,11 +40,12 @@ ROW_IN = 0.26
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The runs of one method, with its colour, dash and marker. `pair`: its ratio to the baseline, where their rounds
-    alternated."""
+    """The runs of one method in one setting, with its colour, dash and marker. `pair`: its ratio to the baseline, where
+    their rounds alternated."""
 
     label: str
     runs: list[Summary]
+    times: Group
     colour: str
     dash: Any
     marker: str
@@ -87,6 +88,8 @@ def _plot(name: str, series: Sequence[Series]) -> Plot:
 def _has_data(name: str, series: Sequence[Series]) -> bool:
     if name == PAIRED:
         return any(one.pair is not None for one in series)
+    if name == REACHED:
+        return any(one.times.restricted_to_s for one in series)
     shares: dict[str, Callable[[Summary], dict[str, float]]]
     shares = {BOUND: bound_shares, WAITED: lambda run: run.wait_share_mean}
     of = shares.get(name)
@@ -98,24 +101,24 @@ def _series(summaries: Sequence[Summary], baseline: Summary | None) -> list[Seri
     and "simulated" where others are real."""
     found = list(groups.by_key(summaries).values())
     mixed = len({run.enforcement == SIMULATED for run in summaries}) > 1
-    names = [groups.named(runs[0]) if mixed else runs[0].method for runs in found]
+    names = [groups.named(runs[0]) if mixed else groups.in_setting(runs[0]) for runs in found]
     labels = [
         name if names.count(name) == 1 else f"{name}, {runs[0].experiment}"
         for name, runs in zip(names, found, strict=True)
     ]
     pairs = {pair.method: pair for pair in paired(summaries, baseline)}
     return [
-        _one(label, runs, [other[0].method for other in found[:i]].count(runs[0].method), pairs)
-        for i, (label, runs) in enumerate(zip(labels, found, strict=True))
+        _one(label, runs, times, [other[0].method for other in found[:i]].count(runs[0].method), pairs)
+        for i, (label, runs, times) in enumerate(zip(labels, found, groups.group(summaries, baseline), strict=True))
     ]
 
 
-def _one(label: str, runs: list[Summary], before: int, pairs: Mapping[str, Paired]) -> Series:
+def _one(label: str, runs: list[Summary], times: Group, before: int, pairs: Mapping[str, Paired]) -> Series:
     """In the colour of the method; `before`: how many groups of the same method there are already."""
     own = style(runs[0].method, before)
     dash, marker = DASHES[own.dash], MARKERS[own.marker]
     pair = pairs.get(groups.named(runs[0]))
-    return Series(label, runs, RUNS[own.colour], (0, dash) if dash else "-", marker, pair)
+    return Series(label, runs, times, RUNS[own.colour], (0, dash) if dash else "-", marker, pair)
 
 
 # ---- curves ----
@@ -134,6 +137,10 @@ def _accuracy_along(along: Along, label: str, scale: float) -> Draw:
         label_x(axes, label, look)
         if along == "rounds":
             axes.xaxis.get_major_locator().set_params(integer=True)
+        elif look.log and along == "time":
+            axes.set(xscale="log", xlim=(None, None))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
         _set_accuracy_limits(axes)
         if any(len(one.runs) >= FEWEST for one in series):
             axes.fill_between([], [], color="#888", alpha=0.3, lw=0, label=f"band: {SPREAD_TEXT[look.spread]}")
@@ -182,18 +189,33 @@ def _time_to_target(axes: Any, series: Sequence[Series], look: Look) -> str:
     instead."""
     texts = []
     for index, one in enumerate(series):
-        times = [run.time_to_target_s for run in one.runs if run.time_to_target_s is not None]
-        found = estimate(times)
+        found = one.times.time_to_target_s
         if found.mean is not None:
             axes.barh(index, found.mean, 0.6, color=one.colour, alpha=0.55)
             _add_estimate(axes, found, index, one)
-        end = max((each for each in (found.high, *times) if each is not None), default=0.0)
-        texts.append((end, index, _reached(found, len(times), one.runs)))
+        end = max((each for each in (found.high, *found.values) if each is not None), default=0.0)
+        texts.append((end, index, _reached(found, one.times.reached, one.runs)))
     name_rows(axes, [one.label for one in series], look)
     targets = sorted({run.target_accuracy for one in series for run in one.runs})
     label_x(axes, f"seconds to {' or '.join(share(target) for target in targets)} test accuracy", look)
     beside_bars(axes, texts, POINTS[look.width] - 1)
-    return _spread_told(series, Look(spread="interval"), "Whisker")
+    until = sorted({seconds(one.times.restricted_to_s) for one in series if one.times.restricted_to_s})
+    told = f" As runs missed the target, these are Kaplan–Meier means up to {', '.join(until)}." if until else ""
+    return _spread_told(series, Look(spread="interval"), "Whisker") + told
+
+
+def _target_reached(axes: Any, series: Sequence[Series], look: Look) -> str:
+    """Kaplan–Meier: the share of a method's runs that have reached the target; a tick where a run ended without it."""
+    for one in series:
+        found = times(one.runs)
+        at, left = curve_of(found)
+        x, y = [0.0, *at], [0.0, *(100 * (1 - share) for share in left)]
+        axes.step(x, y, where="post", label=one.label, color=one.colour, ls=one.dash)
+        missed = [end for end, reached in found if not reached]
+        axes.plot(missed, [y[bisect_right(x, end) - 1] for end in missed], "|", color=one.colour, ms=6)
+    axes.set(ylabel="runs that reached the target, %", xlim=(0, None), ylim=(-2, 102))
+    label_x(axes, "seconds of training", look)
+    return "Kaplan–Meier estimates; | : a run ended without the target."
 
 
 def _add_estimate(axes: Any, found: Estimate, index: int, one: Series, marker: str = "") -> None:
@@ -233,11 +255,9 @@ def _paired_ratio(axes: Any, series: Sequence[Series], look: Look) -> None:
 
 def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
     """Seconds of the mean device by what they were spent on, over the whole run, mean over the seeds."""
-    sums = [_mean_phases(one.runs) for one in series]
-    parts = [(name, phase(name), [each.get(name, 0.0) for each in sums]) for name in _order(sums)]
-    left = pile(axes.barh, range(len(series)), 0.65, parts)
-    name_rows(axes, [one.label for one in series], look)
-    label_x(axes, "seconds until the end of the run", look, xlim=(0, 1.03 * max(left, default=1.0) or 1.0))
+    sums = {one.label: _mean_phases(one.runs) for one in series}
+    like = phases({name for each in sums.values() for name in each})
+    paint(bars(sums, like, seconds, x="seconds until the end of the run", lines=2), axes, look)
 
 
 def _mean_phases(runs: Sequence[Summary]) -> dict[str, float]:
@@ -260,26 +280,14 @@ def _stacked_shares(
         like: by kind, the phase that has the same colour.
         words: by kind.
     """
+    looks = {kind: (phase, words[kind]) for kind, phase in like.items()}
 
     def draw(axes: Any, series: Sequence[Series], look: Look) -> None:
-        shares = [mean_shares([of(run) for run in one.runs]) for one in series]
-        drawn = [kind for kind in like if any(each.get(kind, 0.0) >= SMALL_SHARE for each in shares)]
-        parts = [(like[kind], words[kind], [100 * each.get(kind, 0.0) for each in shares]) for kind in drawn]
-        pile(axes.barh, range(len(series)), 0.65, parts)
-        name_rows(axes, [one.label for one in series], look)
-        label_x(axes, "% of the time of all rounds", look, xlim=(0, 100))
+        shares = {one.label: mean_shares([of(run) for run in one.runs]) for one in series}
+        label = "share of the time of all rounds"
+        paint(bars(shares, looks, percent, to=1, format="share", x=label, lines=2), axes, look)
 
     return draw
-
-
-def _order(sums: list[dict[str, float]]) -> list[str]:
-    """Names of the kinds of time to draw. Small ones are added up as `other`, in place."""
-    kept = {n for each in sums for n, length in each.items() if length >= SMALL_SHARE * sum(each.values())}
-    for each in sums:
-        small = [name for name in each if name not in kept]
-        if small:
-            each["other"] = sum(each.pop(name) for name in small)
-    return [*ordered(kept), *(["other"] if any("other" in each for each in sums) else [])]
 
 
 FIGURES: dict[str, tuple[str, Draw, bool]] = {
@@ -287,6 +295,7 @@ FIGURES: dict[str, tuple[str, Draw, bool]] = {
     "accuracy-rounds": ("Accuracy over rounds", _accuracy_along("rounds", "rounds", 1.0), False),
     "accuracy-bytes": ("Accuracy over bytes sent", _accuracy_along("bytes", "MB sent by all devices", 1e6), False),
     "time-to-target": ("Time to target", _time_to_target, True),
+    REACHED: ("Runs that reached the target", _target_reached, False),
     PAIRED: ("Rounds of one block, in pairs", _paired_ratio, True),
     "seconds": ("Time of the mean device", _stacked, True),
     BOUND: ("What bounded the rounds", _stacked_shares(bound_shares, BOUNDS, vocabulary.BOUNDS), True),

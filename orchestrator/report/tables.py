@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
-from orchestrator.records.critical.bound_by import RoundBounds
+from orchestrator.records.critical.bound_by import RoundBounds, waits_text
 from orchestrator.records.critical.critical_path import LEAST
 from orchestrator.records.critical.stragglers import CAUSES, whole_run
 from orchestrator.records.critical.whatif import Saving
@@ -22,15 +23,14 @@ from orchestrator.records.words.formatting import (
     known,
     number,
     percent,
-    quantity,
     rate,
     seconds,
-    signed_percent,
+    share,
     signed_seconds,
     size,
     some,
 )
-from orchestrator.records.words.vocabulary import EVENTS, UNLIMITED, WAITED_FOR
+from orchestrator.records.words.vocabulary import EVENTS, UNLIMITED
 
 MOST_ROWS = 2000
 """Rows of a table; the rest is counted, and is in records.jsonl."""
@@ -42,7 +42,7 @@ def first(rows: list[Any]) -> dict[str, Any]:
 
 def tiles(summary: Summary) -> list[tuple[str, str]]:
     """The most important figures."""
-    target, reached = percent(summary.target_accuracy, 0), summary.time_to_target_s is not None
+    target, reached = share(summary.target_accuracy), summary.time_to_target_s is not None
     shown: list[tuple[str, Any, Any]] = [
         (f"to {target} accuracy, {'interpolated' if reached else 'not reached'}", summary.time_to_target_s, seconds),
         ("best accuracy", summary.best_accuracy, accuracy),
@@ -63,22 +63,6 @@ def _tested(summary: Summary) -> list[tuple[str, Any, Any]]:
     """Where rounds were measured with a validation part: the accuracy of the last weights on the test part."""
     found = summary.test_accuracy
     return [] if found is None else [("on the test part, once", found, accuracy)]
-
-
-def calibration_row(row: t.Calibrated) -> dict[str, Any]:
-    verdict = "not judged" if not row.judged else ("passed" if row.passed else "FAILED")
-    return {
-        "cells": [
-            row.device,
-            row.quantity,
-            row.condition,
-            quantity(row.requested, row.unit) if row.requested else "no limit",
-            quantity(row.measured, row.unit),
-            signed_percent(row.error) if row.requested else NONE,
-            f"{verdict} {row.cause}".strip(),
-        ],
-        "bad": row.judged and not row.passed,
-    }
 
 
 def limits_rows(run: RunFacts) -> dict[str, Any]:
@@ -277,7 +261,8 @@ def host_rows(run: RunFacts) -> list[list[str]]:
 
 def answers(summary: Summary, changed: list[list[str]]) -> list[str]:
     """Answers to a reader's first questions, one sentence each."""
-    return [sentence for sentence in (_bound(summary), _who(summary), *_faster(summary), _changed(changed)) if sentence]
+    told = (_bound(summary), _who(summary), *_faster(summary), _near_ties(summary), _changed(changed))
+    return [sentence for sentence in told if sentence]
 
 
 def _bound(summary: Summary) -> str:
@@ -285,7 +270,7 @@ def _bound(summary: Summary) -> str:
     found = summary.bound_by
     if not found.parts:
         return f"What bounded the rounds is not known: {found.why_not}." if found.why_not else ""
-    waited = ", ".join(f"{WAITED_FOR[cause]} {percent(share)}" for cause, share in summary.wait_share_mean.items())
+    waited = waits_text(summary.wait_share_mean)
     waits = f" Devices waited for {waited} of the rounds' time, on average." if waited else ""
     return f"The rounds were bound by: {found.text}.{waits}"
 
@@ -305,6 +290,20 @@ def _faster(summary: Summary) -> list[str]:
         if whole and row.saved_s > 0
     ]
     return [*told, _slowest_link(summary)]
+
+
+def _near_ties(summary: Summary) -> str:
+    """Why what bounds the rounds most and what would save most may differ."""
+    near = [row.round_bounds.near for row in summary.rounds if row.round_bounds is not None]
+    tied = Counter(bound for bounds in near for bound in set(bounds))
+    if not tied:
+        return ""
+    often = ", ".join(vocabulary.bound(bound.what, bound.whose) for bound, _ in tied.most_common(2))
+    return (
+        f"In {sum(map(bool, near))} of {len(near)} rounds another path ended at most 5 % earlier (most often through "
+        f"{often}). There a faster device alone saves little, since the round then waits for that path: what bounds "
+        "most and what would save most need not be the same."
+    )
 
 
 def _who(summary: Summary) -> str:

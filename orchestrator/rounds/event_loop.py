@@ -8,10 +8,11 @@ from typing import Any
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`; a cancellation waits until it has ended."""
+    """Await `work`; a cancellation waits until it has ended. Where the work fails then, its error is raised instead."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        task.result()
         raise

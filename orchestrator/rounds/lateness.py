@@ -16,6 +16,7 @@ import msgspec
 
 from edgebed.device.pieces import Kinds, seconds
 from edgebed.limits.spec import Limits
+from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.link.peer import Sent
 from edgebed.pacing import Earned
 from edgebed.wire.frames import WIRE_SHARE
@@ -24,6 +25,9 @@ from edgebed.wire.order import batch_bounds
 
 LEAST_S = 0.02
 """Seconds that clocks and settings on their way to a device may make of nothing."""
+
+SURELY = 0.9
+"""Share of the time that the limits give a first chunk, which it certainly took: it is seen when all of it is there."""
 
 OUT_OF_STEP = 0.01
 """Share of a task by which an event may be early."""
@@ -124,12 +128,16 @@ class _Chain:
 
     def see(self, arrival: Arrival, free_s: float) -> None:
         """The unit ends with a transfer. The link is free from `free_s` on."""
-        early_s = self._earned.at(self._least) - arrival.first_ns / 1e9
+        chunk_s = SURELY * self._link_s(min(arrival.bytes, CHUNK_BYTES)) + self._limits.latency_ms / 1e3
+        early_s = self._earned.at(self._least) - (arrival.first_ns / 1e9 - chunk_s)
         self.early_s = max(self.early_s, early_s if math.isfinite(early_s) else 0.0)  # frozen at the end of the unit
         sending = seconds(self._seen.costs["send"], arrival.bytes) if "send" in self._seen.costs else 0.0
         begun_s = max(self._earned.at(self._most + sending), free_s)
-        due_s = begun_s + 8 * arrival.bytes / WIRE_SHARE / self._limits.uplink_bit_s + self._limits.latency_ms / 1e3
+        due_s = begun_s + self._link_s(arrival.bytes) + self._limits.latency_ms / 1e3
         self.late_s = max(self.late_s, self._lost_s + arrival.last_ns / 1e9 - due_s)
+
+    def _link_s(self, size: int) -> float:
+        return 8 * size / WIRE_SHARE / self._limits.uplink_bit_s
 
     def _wait(self, least_s: float, most_s: float) -> None:
         self._least = max(self._least, self._earned.given(least_s))

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from edgebed.datasets.base import DATASETS, Split
+from edgebed.datasets.base import DATASETS, Split, classes_of
 from edgebed.datasets.partition import Indices, Samples, partition
-from edgebed.datasets.shard import normalise, write_shard
+from edgebed.datasets.shard import label_counts, normalise, write_shard
 from edgebed.errors import UsageError
 from edgebed.typed import nearest, shown, within
-from edgebed.wire.settings import Privacy
+from edgebed.wire.settings import LearningTask, Privacy
 from orchestrator.experiment import Experiment, PrivacyChoice
 
 LARGE_BATCH = 1000
@@ -33,8 +33,9 @@ class Prepared(msgspec.Struct):
     Attributes:
         title: name of the data in outputs.
         shards: the file of every device.
-        test_x: (N, C, H, W) float32, normalised; test_y: (N,).
-        label_counts: samples per class of every device.
+        test_x: (N, *input_shape), normalised; test_y: (N, *answer_shape).
+        task: what is learned.
+        label_counts: samples per class of every device; of all where a sample has several answers.
         validation: x and y as of the test part; None where no samples are held out.
     """
 
@@ -42,8 +43,7 @@ class Prepared(msgspec.Struct):
     shards: dict[str, Path]
     test_x: Tensor
     test_y: Tensor
-    input_shape: tuple[int, ...]
-    classes: int
+    task: LearningTask
     class_names: list[str]
     label_counts: dict[str, list[int]]
     validation: tuple[Tensor, Tensor] | None = None
@@ -108,7 +108,7 @@ def share_out(
     writers = None if split.train_writers is None else split.train_writers.numpy()
     _refuse_batch_size(experiment.training.batch_size, len(split.train_y), near)
     with within(f"{file}: partition"):
-        shares = partition(Samples(split.train_y.numpy(), devices, seed, writers), experiment.partition)
+        shares = partition(Samples(classes_of(split.train_y).numpy(), devices, seed, writers), experiment.partition)
     return dataset.title, split, dict(zip(devices, shares, strict=True))
 
 
@@ -122,11 +122,8 @@ def _refuse_batch_size(wanted: int, samples: int, near: Path | None) -> None:
 
 
 def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[str, list[int]]:
-    """Samples per class of every device."""
-    return {
-        device: [int(n) for n in torch.bincount(y[torch.from_numpy(rows)], minlength=classes)]
-        for device, rows in shares.items()
-    }
+    """Samples per class of every device; of all where a sample has several answers."""
+    return {device: label_counts(y[torch.from_numpy(rows)], classes) for device, rows in shares.items()}
 
 
 def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
@@ -197,14 +194,13 @@ def prepare_data(
     for device, rows in shares.items():
         index = torch.from_numpy(rows)
         x, y = split.train_x[index], split.train_y[index]
-        write_shard(shards[device], x, y, split.mean, split.std, classes, privacy[device])
+        write_shard(shards[device], x, y, split.mean, split.std, classes, privacy[device], split.vocabulary)
     return Prepared(
         title=title,
         shards=shards,
         test_x=normalise(split.test_x, split.mean, split.std),
         test_y=split.test_y,
-        input_shape=tuple(split.train_x.shape[1:]),
-        classes=classes,
+        task=split.task,
         class_names=split.class_names,
         label_counts=count_labels(split.train_y, shares, classes),
         validation=validation_of(split),

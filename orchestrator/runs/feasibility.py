@@ -1,19 +1,23 @@
-"""Finds settings that are valid one by one and cannot work together, before a fleet starts. Reads no files but the
-profiles, scenario and traces that an experiment names."""
+"""Finds settings that are valid one by one and cannot work together, before a fleet starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, refuse
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS, StagedModel
-from edgebed.typed import within
-from orchestrator.experiment import Experiment
+from edgebed.typed import spelled, within
+from edgebed.wire.settings import Augment, LearningTask, Privacy
+from orchestrator.experiment import Experiment, Overrides, examined
+from orchestrator.files.yaml_file import Document, load_yaml
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, found_speed, load_profile
+from orchestrator.runs.data import privacy_of, share_out
 from orchestrator.scenario.files import listed, load_scenario
 from orchestrator.scenario.spec import ScenarioEvent, misfit
 
@@ -27,6 +31,90 @@ def experiment_fleet(experiment: Experiment, path: Path) -> FleetSpec:
     return msgspec.structs.replace(spec, server_cpus=cpus, wanted_speed=speed, spread=spread)
 
 
+def checked(
+    path: Path,
+    overrides: Overrides | None = None,
+    plugins: Sequence[str] = (),
+    *,
+    everything: bool = False,
+    fleet: Callable[[FleetSpec], FleetSpec] = lambda spec: spec,
+) -> Experiment:
+    """The experiment in a file, with all mistakes of it and of its fleet at once.
+
+    Args:
+        plugins: beside those of the file; paths in them start at the current folder.
+        fleet: makes the fleet that is meant of the one in the file.
+        everything: look whether the data can be divided so, and whether every method works with the model, too.
+
+    Raises:
+        UsageError: what is wrong, each with place and hint.
+    """
+    found, experiment = examined(path, overrides, plugins)
+    first, lines = list(found.values()), load_yaml(path)
+    if experiment is None:
+        refuse(first, path)
+    assert experiment is not None
+    wrong = {spelled(place) for place in found}
+    if first:
+        later = _part_mistakes(experiment, path, wrong, fleet, everything=False)
+        refuse([*first, *(_with_line(error, lines) for error in later)], path)
+    for setting, seed in experiment.parts[:: len(experiment.all_seeds)]:
+        later = _part_mistakes(experiment.part(setting, seed), path, wrong, fleet, everything=everything)
+        refuse([_with_line(error, lines) for error in later], path)
+    return experiment
+
+
+def _part_mistakes(
+    experiment: Experiment,
+    path: Path,
+    wrong: Collection[str],
+    fleet: Callable[[FleetSpec], FleetSpec],
+    *,
+    everything: bool,
+) -> Iterator[UsageError]:
+    """Those of the fleet, and of settings with it, but where a mistake was found already (`wrong`)."""
+    if "fleet" in wrong:
+        return
+    try:
+        spec = fleet(experiment_fleet(experiment, path))
+    except UsageError as error:
+        yield error
+        return
+    profiles = {device.name: device.profile.name for device in spec.devices}
+
+    def privacy() -> None:
+        with within(str(path)):
+            privacy_of(experiment, list(profiles), profiles)
+
+    def methods() -> None:
+        _, split, _ = share_out(experiment, list(profiles), path)
+        check_methods(experiment, list(profiles), split.task, path)
+
+    for key, check in FLEET_CHECKS.items():
+        if not any(place.startswith(key) for place in wrong):
+            yield from _refusals(partial(check, experiment, spec, path))
+    yield from _refusals(privacy)
+    if everything:
+        yield from _refusals(methods)
+
+
+def _refusals(check: Callable[[], None]) -> Sequence[UsageError]:
+    try:
+        check()
+    except UsageError as error:
+        return [error]
+    return ()
+
+
+def _with_line(error: UsageError, document: Document) -> UsageError:
+    """A mistake that names a key of the file says its line, too."""
+    begin, text = f"{document.path}: ", str(error)
+    place = re.match(r"[\w.\[\]]*", text.removeprefix(begin))[0]  # type: ignore[index]  # it matches everything
+    if not text.startswith(begin) or place not in document.lines:
+        return error
+    return type(error)(document.where(place) + text[len(begin + place) :], hint=error.hint)
+
+
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
     """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist.
 
@@ -36,8 +124,11 @@ def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
     Raises:
         UsageError: with place and hint.
     """
-    _check_quorum(experiment, len(spec.devices), path)
-    _check_scenario(experiment, spec, path)
+    for check in FLEET_CHECKS.values():
+        check(experiment, spec, path)
+
+
+def _check_environment(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
     if experiment.environment is not None:
         if spec.unlimited:
             raise UsageError(
@@ -48,8 +139,8 @@ def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
             load_profile(name, spec.path, f"{path}: environment.profiles[{i}]")
 
 
-def _check_quorum(experiment: Experiment, devices: int, path: Path) -> None:
-    training = experiment.training
+def _check_quorum(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
+    training, devices = experiment.training, len(spec.devices)
     drawn = min(devices, max(1, int(training.sample * devices + 0.5)))
     if training.quorum > drawn:
         of = f"{devices} devices" if drawn == devices else f"{drawn} of {devices} devices (training.sample)"
@@ -94,6 +185,10 @@ def _check_boards(event: ScenarioEvent, boards: Mapping[str, str], place: str) -
         raise UsageError(f"{place}: this may fall on the real board {min(boards)}: {why}", hint=hint)
 
 
+FLEET_CHECKS = {"training.quorum": _check_quorum, "scenario": _check_scenario, "environment": _check_environment}
+"""By the key whose value they look at."""
+
+
 def simulated_fleet(spec: FleetSpec) -> FleetSpec:
     """The fleet for a simulation: each board as a device with the limits of its profile. Raises UsageError."""
     unknown = [device.name for device in spec.boards if device.profile.name == BOARD.name]
@@ -110,22 +205,42 @@ def _limited(device: DeviceSpec) -> DeviceSpec:
     return DeviceSpec(device.name, msgspec.structs.replace(device.profile, limits=limits))
 
 
-def check_methods(
-    experiment: Experiment, devices: Sequence[str], input_shape: tuple[int, ...], classes: int, path: Path
-) -> None:
-    """Check that the model can be built for these samples, and that every method works with it on these devices.
+def check_methods(experiment: Experiment, devices: Sequence[str], task: LearningTask, path: Path) -> None:
+    """Check that the model can be built for what is learned, and that every method works with it on these devices.
 
     Raises:
         UsageError: with place and hint.
     """
+    refuse(list(_method_mistakes(experiment, devices, task, path)), path)
+
+
+def _method_mistakes(
+    experiment: Experiment, devices: Sequence[str], task: LearningTask, path: Path
+) -> Iterator[UsageError]:
+    if experiment.training.augment != Augment() and task.kind != "pictures":
+        yield UsageError(f"{path}: training.augment changes pictures; the data are {task.kind}", hint="leave it away")
+    if task.vocabulary and any(
+        each != Privacy(secret=each.secret) for each in privacy_of(experiment, devices, {}).values()
+    ):
+        yield UsageError(f"{path}: privacy: features of tokens cannot be hidden", hint="leave `privacy` away")
     models: dict[str, StagedModel] = {}
     for i, options in enumerate(experiment.methods):
         place = f"{path}: methods[{i}]"
         method = METHODS.create(options, place)
+        if method.one_answer and task.per_token:
+            yield UsageError(
+                f"{place}: {method.name} learns one answer for a sample; the data are {task.kind}",
+                hint="choose another method, or data with one answer for a sample",
+            )
+            continue
         spec = method.model_spec(experiment.model)
         plugin, key = MODELS.create(spec, f"{path}: model"), str(spec)
-        if key not in models:
-            with within(f"{path}: model"):
-                models[key] = plugin.build(input_shape, classes)
-        with within(f"{place}: {method.name} with the model {plugin.name}"):
-            method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))
+        try:
+            if key not in models:
+                with within(f"{path}: model"):
+                    plugin.check_takes(task)
+                    models[key] = plugin.build(task)
+            with within(f"{place}: {method.name} with the model {plugin.name}"):
+                method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))
+        except UsageError as error:
+            yield error

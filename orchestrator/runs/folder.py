@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from safetensors.torch import save
 
 from edgebed.errors import FileError, UsageError
 from edgebed.models.staged import Weights
+from edgebed.plugin_code import PluginCode, write_plugins
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep, sync_folder, write_aside
+from orchestrator.files.plugged import codes_of
 from orchestrator.files.yaml_file import write_yaml
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import fleet_path, found_speed
@@ -41,9 +43,12 @@ class Series(msgspec.Struct, frozen=True):
     """The experiment that a run belongs to, by which its other runs are found."""
 
     id: str
-    place: int  # of this run: its method's place in `methods`, after all runs of the seeds before its own
+    place: int  # of this run: its method's place in `methods`, after all runs of the parts before its own
     methods: list[dict[str, Any]]  # of the whole experiment
     seeds: list[int] = []  # of the whole experiment; empty: an earlier version's, with one
+    sweep: dict[str, list[Any]] = {}  # of the whole experiment
+    path: str = ""  # with a sweep, the experiment's file: names of files among the values start at its folder
+    dilation: str | float | None = None  # as the experiment has it; None: an earlier version's
 
 
 class RunFolder:
@@ -53,19 +58,28 @@ class RunFolder:
         self.path = path
         self.experiment = path / "experiment.yaml"
         self.series = path / "series.json"
+        self.plugins = path / "plugins"  # copies of the code from outside that the run uses
         self.simulation = path / "simulation.json"  # of a simulation: what it goes on with (`simulation_file`)
         self.plan = path / "plan.jsonl"  # only of a run that repeats the recorded plan of another
         self.records = path / "records.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.previous = path / "checkpoint.previous.safetensors"
 
-    def make(self, experiment: bytes, series: Series | None = None, simulation: bytes = b"") -> None:
+    def make(
+        self,
+        experiment: bytes,
+        series: Series | None = None,
+        simulation: bytes = b"",
+        plugins: Sequence[PluginCode] = (),
+    ) -> None:
         """Make the folder and write the experiment into it; both are on the disk afterwards. Raises FileError."""
         try:
             self.path.mkdir(parents=True)
             sync_folder(self.path.parent)
         except OSError as error:
             raise FileError.of(error, self.path) from None
+        if plugins:
+            write_plugins(plugins, self.plugins)
         keep(self.experiment, experiment)
         if simulation:
             keep(self.simulation, simulation)
@@ -169,8 +183,10 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
         fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
         scenario=None if experiment.scenario is None else list(listed(experiment.scenario, path).events),
+        plugins=[f"plugins/{code.entry}" for code in codes_of(experiment.plugins)],
         methods=[options],
         seeds=None,
+        sweep=None,
         dilation=dilation,
     )
     return write_yaml(msgspec.to_builtins(experiment))

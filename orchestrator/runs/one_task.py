@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from edgebed.errors import FleetError, RunError, TransferRefused
 from edgebed.link.endpoint import ReceivedTransfer
+from edgebed.models.learning import task_at
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Failure, Header, Report, Task, Update
@@ -61,13 +62,12 @@ def half(
     device: str, model: StagedModel, spec: Mapping[str, object], cut: int, batch_size: int, steps: int = 0
 ) -> Assignment:
     """The device half at a cut, with its head and without uploads in between. `steps`: 0 for one pass over the data."""
-    return Assignment(
-        device=device,
-        model=dict(spec),
-        classes=model.classes,
-        input_shape=model.input_shape,
-        stages=cut,
-        objective="head",
+    return task_at(
+        device,
+        dict(spec),
+        model.task,
+        cut,
+        "head",
         uploads=("weights",),
         batch_size=batch_size,
         steps=steps,

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -65,14 +66,15 @@ class OpenedFleet:
         ids: Mapping[str, str],
         notify: Notify,
         open_here: Callable[[FleetSpec], Backend],
+        plugins: Path | None = None,
     ) -> OpenedFleet:
-        """Nothing is prepared yet; `stack` closes it. `open_here` opens the backend of the devices that are no boards.
-        Raises FleetError."""
+        """Nothing is prepared yet; `stack` closes it. `open_here` opens the backend of the devices that are no boards;
+        `plugins`: folder of those that boards use. Raises FleetError."""
         if not spec.boards:
             return cls(spec, fleet_id, open_here(spec), None, ids)
         place = ServiceFolder.of_user()
         boards = await stack.enter_async_context(boards_broker(place, notify))
-        backend: Backend = BoardsBackend(spec, fleet_id, ids, place, boards, notify)
+        backend: Backend = BoardsBackend(spec, fleet_id, ids, place, boards, notify, plugins)
         if spec.here:
             backend = MixedBackend(open_here(msgspec.structs.replace(spec, devices=spec.here)), backend, ids)
         return cls(spec, fleet_id, backend, boards, ids)

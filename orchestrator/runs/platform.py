@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -61,8 +62,10 @@ class RunRequest(msgspec.Struct, frozen=True):
     @property
     def series(self) -> Series:
         """The experiment that the run belongs to."""
-        experiment = self.whole.experiment
-        return Series(self.whole.series, experiment.first_place + self.place, experiment.methods, experiment.all_seeds)
+        whole, wanted = self.whole, self.whole.experiment
+        place, sweep = whole.first_place + self.place, wanted.sweep or {}
+        path = os.path.abspath(whole.path) if sweep else ""
+        return Series(whole.series, place, wanted.methods, wanted.all_seeds, sweep, path, wanted.dilation)
 
 
 def no_cut_costs(model: StagedModel) -> dict[int, CutCost]:

@@ -11,7 +11,7 @@ import msgspec
 
 from edgebed.models.staged import Weights
 from orchestrator.broker.own import OwnBroker
-from orchestrator.experiment import Experiment
+from orchestrator.experiment import Experiment, Setting
 from orchestrator.records.shown.failures import failure_line, scenario_line
 from orchestrator.records.timeline.disturbance import disturbed_line
 from orchestrator.records.types import Record
@@ -39,8 +39,10 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
         runs: the folder in which the runs' folders are made.
         series: id that all runs of the experiment share; "": a new one is made.
         begun: folders of runs to go on with, by the method's place in the experiment's list; after the runs of the
-            first seed come those of the next.
+            first part (`Experiment.parts`) come those of the next.
         finished: folders of runs that have ended and stay as they are, by the same places.
+        setting: of a part: its values of the swept keys.
+        first_place: of a part: the place of its first method among all runs of the experiment.
     """
 
     experiment: Experiment
@@ -49,10 +51,12 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     series: str = ""
     begun: Mapping[int, Path] = {}
     finished: Mapping[int, Path] = {}
+    setting: Setting = {}
+    first_place: int = 0
 
     @property
     def over(self) -> list[Path]:
-        """The runs of a seed (`by_seed`) of which nothing is left to do; empty where something is."""
+        """The runs of a part (`parts`) of which nothing is left to do; empty where something is."""
         places = range(len(self.experiment.methods))
         return [self.finished[place] for place in places] if len(self.finished) == len(places) else []
 
@@ -60,20 +64,22 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 R = TypeVar("R", bound=ExperimentRequest)
 
 
-def by_seed(request: R) -> Iterator[R]:
-    """What each seed has to do, in their order: the keys of `begun` and `finished` are places of its methods. All seeds
-    share one series."""
+def parts(request: R) -> Iterator[R]:
+    """What each part of the experiment (a setting with a seed) has to do, in their order: the keys of `begun` and
+    `finished` are places of its methods. All parts share one series."""
     experiment = request.experiment
     series, count = request.series or uuid.uuid4().hex[:12], len(experiment.methods)
-    for number, seed in enumerate(experiment.all_seeds):
+    for number, (setting, seed) in enumerate(experiment.parts):
 
         def own(folders: Mapping[int, Path], first: int = number * count) -> dict[int, Path]:
             return {place - first: folders[place] for place in range(first, first + count) if place in folders}
 
         yield msgspec.structs.replace(
             request,
-            experiment=experiment.with_seed(seed),
+            experiment=experiment.part(setting, seed),
             series=series,
+            setting=setting,
+            first_place=number * count,
             begun=own(request.begun),
             finished=own(request.finished),
         )
@@ -95,6 +101,11 @@ class Request(ExperimentRequest, frozen=True):
     allow_uncalibrated: bool = False
     plan: Path | None = None
     each_piece: bool = False
+
+    def on(self, backend: str | None, broker: OwnBroker | None, *, allow_uncalibrated: bool) -> Request:
+        """The same on another backend (None: as it is) or broker."""
+        place = {"backend": backend or self.backend, "own_broker": broker}
+        return msgspec.structs.replace(self, **place, allow_uncalibrated=allow_uncalibrated)
 
 
 class Watch:

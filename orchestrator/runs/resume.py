@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +64,44 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
         )
     before = convert(load_yaml(files.experiment), Experiment, files.experiment)
     after = load(files.experiment, overrides)
-    _check_changes(before, after, CHANGEABLE if had != SIMULATED else SIMULATION_CHANGEABLE)
     series = files.read_series() or Series("", 0, after.methods)
-    after = msgspec.structs.replace(after, methods=series.methods, seeds=series.seeds or None)
-    members = dict(_members(files, series))
-    reached = {place: each.progress() for place, each in members.items()}
-    finished = {place: each.path for place, each in members.items() if is_finished(each, after.training)}
-    if len(finished) == len(after.methods) * len(after.all_seeds):
+    allowed = CHANGEABLE if had != SIMULATED else SIMULATION_CHANGEABLE
+    _check_changes(before, after, [key for key in allowed if key not in series.sweep])
+    after = msgspec.structs.replace(
+        after,
+        methods=series.methods,
+        seeds=series.seeds or None,
+        sweep=series.sweep or None,
+        dilation=after.dilation if series.dilation is None else series.dilation,
+    )
+    members, count = dict(_members(files, series)), len(after.methods)
+    trainings = [after.part(*each).training for each in after.parts]
+    finished = {place: each.path for place, each in members.items() if is_finished(each, trainings[place // count])}
+    if len(finished) == count * len(trainings):
+        reached = [_reached(each.progress(), trainings[place // count]) for place, each in members.items()]
         raise UsageError(
-            f"{folder.name} is finished: {_reached(reached.values(), after.training)}",
+            f"{folder.name} is finished: {'; '.join(reached)}",
             hint=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
             + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
         )
     return Request(
         after,
-        files.experiment.resolve(),
+        Path(series.path) if series.path else files.experiment.resolve(),
         files.path.resolve().parent,
         backend=had,
         series=series.id,
         begun={place: each.path for place, each in members.items() if place not in finished},
         finished=finished,
     )
+
+
+def dilation_of(request: Request) -> str | float:
+    """What the experiment says, or the dilation of the runs of this part that there are."""
+    begun = next(iter({**request.begun, **request.finished}.values()), None)
+    if begun is None:
+        return request.experiment.dilation
+    path = RunFolder(begun).experiment
+    return convert(load_yaml(path), Experiment, path).dilation
 
 
 def is_finished(files: RunFolder, training: Training) -> bool:
@@ -130,10 +147,7 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def _reached(runs: Iterable[Progress], training: Training) -> str:
-    return "; ".join(
-        f"{min(run.round, training.rounds)} of {training.rounds} rounds"
-        if run.round >= training.rounds
-        else f"its target reached in round {run.round} of {training.rounds}"
-        for run in runs
-    )
+def _reached(run: Progress, training: Training) -> str:
+    if run.round >= training.rounds:
+        return f"{training.rounds} of {training.rounds} rounds"
+    return f"its target reached in round {run.round} of {training.rounds}"

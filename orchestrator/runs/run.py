@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from edgebed.device.pieces import batch_s, seconds
+from edgebed.errors import UsageError
 from edgebed.methods.base import Context, CutCost, Method
+from edgebed.models.learning import task_at
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
-from edgebed.wire.messages import Assignment
+from edgebed.plugin_code import read_plugins
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
+from orchestrator.files.plugged import codes_of
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex, RunFinished, RunStarted, TurnEnded
@@ -89,7 +92,8 @@ class MethodRun:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         begin = f"{self._experiment.name}-{self._method.name}{self._platform.mark}"
         folder = RunFolder(self._request.whole.runs / f"{begin}-{stamp}-{uuid.uuid4().hex[:4]}")
-        folder.make(self._resolved(), self._request.series, self._request.simulation)
+        plugins = codes_of(self._experiment.plugins)
+        folder.make(self._resolved(), self._request.series, self._request.simulation, plugins)
         if self._request.plan is not None:
             copy_plan(self._request.plan / "records.jsonl", folder.plan)
         return folder
@@ -97,6 +101,12 @@ class MethodRun:
     def _old_folder(self, path: Path) -> RunFolder:
         """The folder of a run that goes on; its experiment may have more rounds now."""
         folder = RunFolder(path)
+        had, now = read_plugins(folder.plugins), codes_of(self._experiment.plugins)
+        if {code.name: code.sha256 for code in had} != {code.name: code.sha256 for code in now}:
+            raise UsageError(
+                f"the run {path} began with other code of its plug-ins than there is now",
+                hint=f"edgebed run --resume goes on with its own copies, in {folder.plugins}; or run it anew",
+            )
         if folder.experiment.read_bytes() != self._resolved():
             keep(folder.experiment, self._resolved())
         return folder
@@ -212,6 +222,7 @@ class MethodRun:
                 resumed_from=progress.round,
                 target_accuracy=training.target_accuracy,
                 series=self._request.whole.series,
+                setting=dict(self._request.whole.setting),
                 interleaved=self._request.interleaved,
                 host=dict(self._platform.host),
                 devices=fleet.infos(),
@@ -224,7 +235,7 @@ class MethodRun:
                 speed=self._platform.speed,
                 demand=fleet.spec.speed.demand,
                 head_room=fleet.spec.head_room,
-                spread=fleet.spec.speed.spread,
+                spread=fleet.spec.spread,
                 host_index=index,
             )
         )
@@ -339,8 +350,8 @@ class MethodRun:
     def _on_reference(self, cost: CutCost) -> CutCost:
         """The cost with the seconds of the reference whose time devices and server keep, if they do."""
         training, data, device = self._experiment.training, self._request.prepared, self._fleet.names[0]
-        task = Assignment(
-            device, self._method.model_spec(self._experiment.model), data.classes, data.input_shape, cost.cut, "head",
+        task = task_at(
+            device, self._method.model_spec(self._experiment.model), data.task, cost.cut, "head",
             uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
             codec=training.codec,
         )  # fmt: skip
@@ -369,4 +380,4 @@ def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: 
     """
     spec = experiment.model if method is None else method.model_spec(experiment.model)
     plugin = MODELS.create(spec, f"{path}: model")
-    return seeded(lambda: plugin.build(prepared.input_shape, prepared.classes), experiment.training.seed)
+    return seeded(lambda: plugin.build(prepared.task), experiment.training.seed)

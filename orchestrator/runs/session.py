@@ -14,6 +14,7 @@ import msgspec
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import CalibrationError
 from edgebed.methods.base import METHODS
+from edgebed.plugin_code import read_plugins, write_plugins
 from edgebed.wire.messages import Assignment
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.backend import BoardsBackend
@@ -25,15 +26,17 @@ from orchestrator.calibration.calibrate import Calibration, calibrate
 from orchestrator.dashboard.tail import refresh
 from orchestrator.experiment import Experiment, Grain
 from orchestrator.files.output import try_folder
+from orchestrator.files.plugged import changes, codes_of
 from orchestrator.files.timed_host import timed
 from orchestrator.fleet.base import Backend
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.host.cpus import Admitted, admit
+from orchestrator.fleet.host.cpus import Admitted, Claim, admit
 from orchestrator.fleet.mixed import many_hosts
 from orchestrator.fleet.named import Opening, backend_class
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.environment import fleets_over
 from orchestrator.fleet.spec.profile import FleetSpec, load_profile
+from orchestrator.records.words.formatting import percent
 from orchestrator.records.words.vocabulary import HELD, OF_HOST, held_by, server_note, threads_note
 from orchestrator.rounds.replay import read_replay
 from orchestrator.runs import speed as device_speed
@@ -43,15 +46,19 @@ from orchestrator.runs.interleave import groups, play
 from orchestrator.runs.opened_fleet import OpenedFleet, claim_boards
 from orchestrator.runs.platform import Platform, RunRequest
 from orchestrator.runs.real_platform import real_platform
-from orchestrator.runs.request import Notify, by_seed
+from orchestrator.runs.request import Notify, parts
 from orchestrator.runs.request import Request as Request
 from orchestrator.runs.request import Watch as Watch
 from orchestrator.runs.request import quiet as quiet
+from orchestrator.runs.resume import dilation_of
 from orchestrator.runs.run import MethodRun, start_model
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.process import TrainerProcess
 
 JOIN_TIMEOUT_S = 180.0
+
+Ask = Callable[[Sequence[FleetSpec]], Admitted]
+"""`Backend.admit` for a fleet: what it will be in the course of the run -> what it gets."""
 
 
 @contextlib.asynccontextmanager
@@ -67,6 +74,7 @@ async def standing_fleet(
     notify: Notify = quiet,
     becomes: Sequence[FleetSpec] = (),
     work: Assignment | None = None,
+    plugins: Path | None = None,
 ) -> AsyncIterator[FleetController]:
     """Context manager: a fleet whose agents have joined and whose limits are on. It is removed at the end. Long
     computations on this host pause meanwhile.
@@ -76,35 +84,34 @@ async def standing_fleet(
         becomes: other fleets that this one becomes, because its devices change profiles; as `with_facts` gives them.
             The dilation fits them too.
         work: a task of the experiment, by which it is measured what the devices need to keep a reference's time.
+        plugins: folder of the plug-ins that the agents use, as `write_plugins` has put them there.
 
     Raises:
         CapacityError, FleetError, LimitError, LinkError: with cause and hint.
     """
     spec = await asyncio.to_thread(device_speed.at_wanted_speed, spec)
-    becomes = [msgspec.structs.replace(each, speed=spec.speed) for each in becomes]
     kind = backend_class(backend or spec.backend) if spec.here else None
     name, choose = (BoardsBackend.name, admit) if kind is None else (backend or spec.backend, kind.admit)
     fleet_id = f"f{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(timed(notify))
         boards = claim_boards(stack, spec, fleet_id)
-        fleets = device_speed.before_measuring((spec, *becomes), name, dilation)
-        admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
+        ask = functools.partial(choose, name, fleet_id, setting=dilation)
+        admitted = await _admit(stack, ask, device_speed.before_measuring((spec, *becomes), name, dilation))
         if admitted.others:
             notify(str(admitted))
         folder = stack.enter_context(OwnedFolder(f"edgebed-{fleet_id}-"))
 
         def open_here(here: FleetSpec) -> Backend:
             assert kind is not None
-            return kind.open(Opening(here, fleet_id, admitted, folder, Authority, notify))
+            return kind.open(Opening(here, fleet_id, admitted, folder, Authority, notify, plugins))
 
-        opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here)
-        devices = opened.backend
-        stack.push_async_callback(devices.close)
+        opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here, plugins)
+        stack.push_async_callback((devices := opened.backend).close)
         held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
         notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
         broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
-        controller = await _connect(stack, opened, broker, admitted, heartbeat_s, grain)
+        controller = await _connect(stack, opened, broker, admitted, heartbeat_s, grain, plugins)
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
@@ -112,13 +119,8 @@ async def standing_fleet(
         for device in controller.names:
             await controller.put_on_limits(device, "start")
         if spec.speed.reference:
-            spec = await device_speed.measured_speed(controller, work, notify)
-            hosts = many_hosts(devices)
-            if hosts is None:
-                admitted.claim.close()
-                fleets = [spec, *(msgspec.structs.replace(each, speed=spec.speed) for each in becomes)]
-                admitted = await _admit(stack, functools.partial(choose, name, fleet_id, fleets, dilation))
-            await controller.adopt(spec, *((admitted.dilation, admitted.set_by) if hosts is None else hosts.dilation()))
+            measured = await device_speed.measured_speed(controller, work, notify)
+            await _adopt(stack, controller, measured, ask, admitted.claim, becomes)
         for line in _limits_in_words(controller):
             notify(line)
         yield controller
@@ -128,12 +130,31 @@ def _limits_in_words(controller: FleetController) -> Iterator[str]:
     spec, factor, set_by = controller.spec, controller.dilation, controller.dilation_by
     yield f"limits are on; dilation {factor:.3g}{f', set by {set_by}' if set_by else ''}"
     yield f"speed: {spec.wanted_speed}. {HELD if spec.speed.reference else OF_HOST}"
-    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.threads_follow)))
+    yield from filter(None, (server_note(factor, spec.server_cpus), threads_note(factor, spec.one_thread)))
 
 
-async def _admit(stack: contextlib.AsyncExitStack, ask: Callable[[], Admitted]) -> Admitted:
+async def _adopt(
+    stack: contextlib.AsyncExitStack,
+    controller: FleetController,
+    spec: FleetSpec,
+    ask: Ask,
+    claim: Claim,
+    becomes: Sequence[FleetSpec],
+) -> None:
+    """Admit the fleet once more, with the speed that was measured, and have its devices keep it. On several hosts they
+    were measured when it was placed."""
+    if (hosts := many_hosts(controller.backend)) is not None:
+        await controller.adopt(spec, *hosts.dilation())
+        return
+    fleets = [spec, *(msgspec.structs.replace(each, speed=spec.speed) for each in becomes)]
+    admitted = await _admit(stack, ask, fleets)
+    claim.close(renewed=True)
+    await controller.adopt(spec, admitted.dilation, admitted.set_by)
+
+
+async def _admit(stack: contextlib.AsyncExitStack, ask: Ask, fleets: Sequence[FleetSpec]) -> Admitted:
     """As `admit`; `stack` gives the claim back at its end, also if the caller is cancelled meanwhile."""
-    asking = asyncio.create_task(asyncio.to_thread(ask))
+    asking = asyncio.create_task(asyncio.to_thread(ask, fleets))
 
     async def give_back() -> None:
         await asyncio.wait([asking])
@@ -151,6 +172,7 @@ async def _connect(
     admitted: Admitted,
     heartbeat_s: float,
     grain: Grain,
+    plugins: Path | None,
 ) -> FleetController:
     """The controller of a fleet that is prepared, with its two connections open; `stack` closes all of them."""
     hosts = many_hosts(opened.backend)
@@ -167,6 +189,7 @@ async def _connect(
         dilation_by=set_by,
         heartbeat_s=heartbeat_s * factor,
         grain=grain,
+        plugins={code.name: code.sha256 for code in (read_plugins(plugins) if plugins else ())},
     )
     for link in (controller.control, controller.data):
         await link.open()
@@ -188,16 +211,17 @@ def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
 
 
 async def run_experiment(request: Request, watch: Watch) -> list[Path]:
-    """Run every method of an experiment on the same standing fleet, with each of its seeds; returns the run folders.
+    """Run every method of an experiment on the same standing fleet, setting by setting and seed by seed; returns
+    the run folders.
 
     Raises:
         EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
     """
-    folders = [part.over or await _run_seed(part, watch) for part in by_seed(request)]
+    folders = [part.over or await _run_part(part, watch) for part in parts(request)]
     return [folder for found in folders for folder in found]
 
 
-async def _run_seed(request: Request, watch: Watch) -> list[Path]:
+async def _run_part(request: Request, watch: Watch) -> list[Path]:
     experiment = request.experiment
     spec = with_facts(experiment_fleet(experiment, request.path))
     check_fleet(experiment, spec, request.path)
@@ -205,31 +229,38 @@ async def _run_seed(request: Request, watch: Watch) -> list[Path]:
         try_folder(folder)
     if request.plan is not None:
         read_replay(request.plan / "records.jsonl").check(experiment.training.rounds, len(experiment.methods))
+    codes = codes_of(experiment.plugins)
+    for line in changes(codes):
+        watch.notify(line)
     with OwnedFolder("edgebed-data-") as shards:
+        plugins = shards / "plugins" if codes else None
+        if plugins:
+            write_plugins(codes, plugins)
         profiles = {device.name: device.profile.name for device in spec.devices}
         prepared = prepare_data(experiment, list(profiles), shards, profiles, request.path)
         watch.notify(prepared.describe())
-        check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
+        check_methods(experiment, list(profiles), prepared.task, request.path)
         async with (
-            TrainerProcess.started() as trainer,  # it loads torch while the fleet starts
+            TrainerProcess.started(plugins) as trainer,  # it loads torch while the fleet starts
             standing_fleet(
                 spec,
                 backend=request.backend,
-                dilation=experiment.dilation,
-                becomes=_becomes(experiment, spec, request.path),
+                dilation=dilation_of(request),
+                becomes=becomes(experiment, spec, request.path),
                 own_broker=request.own_broker,
                 shards=prepared.shards,
                 heartbeat_s=experiment.training.heartbeat_s,
                 grain=experiment.grain,
                 notify=watch.notify,
-                work=device_speed.whole_task(experiment, prepared.classes, prepared.input_shape),
+                work=device_speed.whole_task(experiment, prepared.task),
+                plugins=plugins,
             ) as controller,
         ):
             calibration = await calibrate_fleet(controller, request.allow_uncalibrated, watch.notify)
             return await run_methods(request, controller, prepared, calibration, watch, trainer)
 
 
-def _becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetSpec]:
+def becomes(experiment: Experiment, spec: FleetSpec, path: Path) -> list[FleetSpec]:
     """Every fleet that the experiment makes of `spec` by changing profiles, and the extremes of its scenario."""
     training = experiment.training
     fleets = fleets_over(
@@ -303,7 +334,11 @@ async def _run_methods(
 
 async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool, notify: Notify) -> Calibration:
     """The short calibration before a run. Raises CalibrationError with the limits that do not hold."""
-    notify("calibrating")
+
+    def tell(share: float, left_s: float) -> None:
+        if left_s:
+            notify(f"calibrating: {percent(share, 0)} done, about {left_s:.0f} s left")
+
     result = await calibrate(
         controller.backend,
         controller.limits,
@@ -311,6 +346,7 @@ async def calibrate_fleet(controller: FleetController, allow_uncalibrated: bool,
         short=True,
         ceilings=bool(controller.spec.speed.reference),
         on_row=controller.record,
+        on_item=tell,
     )
     failed = [row for row in result.rows if row.judged and not row.passed]
     if not result.passed and not allow_uncalibrated:

@@ -9,10 +9,11 @@ import msgspec
 
 from edgebed.device.pieces import seconds
 from edgebed.errors import UsageError
+from edgebed.models.learning import task_at
 from edgebed.models.staged import MODELS
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
-from edgebed.wire.settings import Optimizer
+from edgebed.wire.settings import LearningTask, Optimizer
 from orchestrator.calibration.head_room import Yardstick, measure_needs
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.control.controller import FleetController
@@ -21,7 +22,7 @@ from orchestrator.fleet.spec.profile import FleetSpec, Limits
 from orchestrator.fleet.spec.speed import Need, Speed
 from orchestrator.records.types import HostIndex
 from orchestrator.references.reference import load_reference
-from orchestrator.references.task_costs import TaskCosts
+from orchestrator.references.task_costs import TaskCosts, check_spread
 from orchestrator.rounds.settings import no_costs
 from orchestrator.training.slot import HeldTo
 
@@ -49,8 +50,7 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
     """
     name = spec.wanted_speed.partition(" ")[2].strip()
     if not name:
-        if spec.spread:
-            raise UsageError("spread: true plays how the pieces of a reference vary", hint="set speed: reference NAME")
+        check_spread(spec.spread, None)
         return spec
     reference = load_reference(name)
     if spec.unlimited:
@@ -65,16 +65,16 @@ def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
             hint="use speed: host, or accelerator: cpu",
         )
     index = reference.index_s / loop_times().s
-    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index, spread=spec.spread))
+    return msgspec.structs.replace(spec, speed=Speed(name, MARGIN / index, index=index))
 
 
 def before_measuring(fleets: Sequence[FleetSpec], backend: str, dilation: str | float) -> Sequence[FleetSpec]:
-    """The fleets as they are admitted first. Where a dilation is given, it is known later whether they fit it; not on a
-    Swarm, whose placement needs the index."""
-    if dilation == "auto" or backend == "swarm" or not fleets[0].speed.reference:
-        return fleets
-    unknown = msgspec.structs.replace(fleets[0].speed, demand=1e-3)
-    return [msgspec.structs.replace(each, speed=unknown) for each in fleets]
+    """The fleets as they are admitted first, with the speed of the first one. Where a dilation is given, it is known
+    later whether they fit it; not on a Swarm, whose placement needs the index."""
+    speed = fleets[0].speed
+    if dilation != "auto" and backend != "swarm" and speed.reference:
+        speed = msgspec.structs.replace(speed, demand=1e-3, unsure=speed.demand)
+    return [msgspec.structs.replace(each, speed=speed) for each in fleets]
 
 
 async def measured_speed(
@@ -103,12 +103,12 @@ def demand(spec: FleetSpec, needs: Mapping[str, Need]) -> float:
     return MARGIN * sum(mean * cpus for mean, cpus in here) / sum(cpus for _, cpus in here) if here else 1.0
 
 
-def whole_task(experiment: Experiment, classes: int, input_shape: tuple[int, ...]) -> Assignment:
+def whole_task(experiment: Experiment, task: LearningTask) -> Assignment:
     """Training of an experiment's whole model."""
     training = experiment.training
-    stages = len(MODELS.create(experiment.model, "model").build(input_shape, classes))
-    return Assignment(
-        "", experiment.model, classes, input_shape, stages, "output",
+    stages = len(MODELS.create(experiment.model, "model").build(task))
+    return task_at(
+        "", experiment.model, task, stages, "output",
         batch_size=training.batch_size, optimizer=training.optimizer, codec=training.codec,
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:
     if not speed.reference:
         return KeptSpeed()
     reference = load_reference(speed.reference)
-    known = TaskCosts(reference, spread=speed.spread)
+    known = TaskCosts(reference, spread=spec.spread)
     server = None if spec.server_cpus is None else HeldTo(known.of_half, speed.index)
     return KeptSpeed(
         reference.name,

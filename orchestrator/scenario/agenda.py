@@ -7,6 +7,7 @@ known when a round begins. Times are seconds of the scenario's clock, which are 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -48,10 +49,15 @@ class Condition(msgspec.Struct, frozen=True):
     present: bool = True
     rival_cpus: float = 0.0
 
-    def share(self, cpus: float) -> float:
-        """Of a device's CPUs that its agent has: none while it is frozen, else what a rival leaves, at least a half, as
-        the kernel would share a quota among the two. `cpus`: of the device, before dilation."""
-        return max(1 - self.rival_cpus / cpus, 0.5) if self.running else 0.0
+    def share(self, cpus: float, threads: int) -> float:
+        """Of a device's CPUs that its agent has: none while it is frozen, else what a rival leaves, or its share of all
+        that is runnable, since the kernel divides a quota evenly.
+
+        Args:
+            cpus: of the device, before dilation; `threads`: of its agent. A rival has one for each CPU that it wants.
+        """
+        fair = threads / (threads + math.ceil(self.rival_cpus))
+        return max(1 - self.rival_cpus / cpus, fair) if self.running else 0.0
 
 
 class DueStep(msgspec.Struct, frozen=True):

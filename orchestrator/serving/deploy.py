@@ -29,6 +29,7 @@ from edgebed.methods.parts.exits import (
 )
 from edgebed.methods.parts.inference_tree import normalised
 from edgebed.methods.parts.serving import LOT, OBJECTIVE
+from edgebed.models.learning import task_at
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task
@@ -96,7 +97,7 @@ def load_trained(folder: Path) -> TrainedRun:
     seed = experiment.training.seed
     data = DATASETS.create(experiment.data, f"{files.experiment}: data").load(data_root(), seed)
     plugin = MODELS.create(experiment.model, f"{files.experiment}: model")
-    model = plugin.build(tuple(data.train_x.shape[1:]), len(data.class_names))
+    model = plugin.build(data.task)
     method.setup(Context(experiment.model, model, {}, server_slots=1))
     method.restore(saved.progress.method, saved.tensors)
     deployment = method.deployment()
@@ -123,9 +124,9 @@ def write_requests(trained: TrainedRun, folder: Path) -> dict[str, Path]:
     for node, path in paths.items():
         if node in rows:
             x, y = data.test_x[rows[node]], data.test_y[rows[node]]
-            write_shard(path, x, y, data.mean, data.std, trained.model.classes)
+            write_shard(path, x, y, data.mean, data.std, trained.model.classes, vocabulary=data.vocabulary)
         else:
-            write_idle_shard(path, input_shape=trained.model.input_shape, classes=trained.model.classes)
+            write_idle_shard(path, task=trained.model.task)
     return paths
 
 
@@ -178,13 +179,12 @@ def _requests(trained: TrainedRun, counts: Mapping[str, int], seed: int) -> tupl
 def _assignment(trained: TrainedRun, node: str, arrivals: Arrivals, own: range) -> Assignment:
     deployment, experiment = trained.deployment, trained.experiment
     is_root = deployment.tree.parents[node] is None
-    return Assignment(
-        device=node,
-        model=experiment.model,
-        classes=trained.model.classes,
-        input_shape=trained.model.input_shape,
-        stages=_cut(deployment, node),
-        objective=OBJECTIVE,
+    return task_at(
+        node,
+        experiment.model,
+        trained.model.task,
+        _cut(deployment, node),
+        OBJECTIVE,
         uploads=("features",),
         batch_size=1,
         codec=experiment.training.codec,

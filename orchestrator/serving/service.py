@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.pacing import HOST
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
+from orchestrator.experiment import Experiment
 from orchestrator.files.output import replace, try_folder
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
@@ -79,6 +81,7 @@ async def serve(
     experiment = trained.experiment
     spec = with_facts(load_fleet(request.fleet or (request.run / experiment.fleet).resolve()))
     _check_names(trained, spec)
+    check_speed(experiment, spec, notify)
     with OwnedFolder("edgebed-serve-") as folder:
         async with session.standing_fleet(
             spec,
@@ -102,6 +105,17 @@ def _check_names(trained: deploy.TrainedRun, spec: FleetSpec) -> None:
             f"{', '.join(sorted(devices))}",
             hint="give --fleet a file whose devices have the names of the nodes",
         )
+
+
+def check_speed(experiment: Experiment, spec: FleetSpec, notify: Notify) -> None:
+    """Requests are served at the speed of the host: no reference has recorded what a request takes."""
+    if spec.wanted_speed != HOST:
+        raise UsageError(
+            f"the fleet {spec.name} wants speed: {spec.wanted_speed}, but no reference knows what a request takes",
+            hint="serve at the speed of this host: a fleet file with speed: host, or without the key (--fleet)",
+        )
+    if experiment.speed not in (None, HOST):
+        notify(f"the run was held to the {experiment.speed}; its requests are served at the speed of this host")
 
 
 async def serve_on(

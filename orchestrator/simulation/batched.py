@@ -16,13 +16,13 @@ import msgspec
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional
 
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import Batches, ShardBatches
 from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
 from edgebed.methods.parts.local_training import Half, make_optimizer
+from edgebed.models.learning import blank_x, blank_y, loss_of
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
@@ -90,8 +90,7 @@ def saved_bytes(model: StagedModel, assignment: Assignment, samples: int) -> int
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        x = torch.empty(samples, *model.input_shape, device="meta")
-        half(x, torch.empty(samples, dtype=torch.int64, device="meta"))
+        half(blank_x(model.task, samples).to("meta"), blank_y(model.task, samples).to("meta"))
     return sum(storage.nbytes() for key, storage in kept.items() if key not in own)
 
 
@@ -133,7 +132,7 @@ class _Half(nn.Module):
             x = self._frozen(x)
         z = self._stages(x)
         logits = z if self._head is None else self._head(z)
-        return z, functional.cross_entropy(logits, y)
+        return z, loss_of(logits, y)
 
 
 class BatchedTrainer:

@@ -34,11 +34,17 @@ def wanted_reference(wanted: Simulation, speed: str, path: Path) -> Reference | 
 
 
 def cost_model(
-    wanted: Simulation, model: StagedModel, batch: Batch, reference: Reference | None, codec: Codec | None = None
+    wanted: Simulation,
+    model: StagedModel,
+    batch: Batch,
+    reference: Reference | None,
+    codec: Codec | None = None,
+    *,
+    spread: bool = False,
 ) -> CostModel:
     """The cost model of a simulation. Raises UsageError where it cannot count this network."""
     if reference is not None:
-        return ReferenceCosts(reference)
+        return ReferenceCosts(reference, spread=spread)
     match wanted.cost:
         case "flops":
             return FlopCosts(Flops(model), wanted.device_flops, wanted.server_flops, len(batch[1]), codec)

@@ -15,6 +15,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.typed import nearest
 from orchestrator.experiment import Surrogate
 from orchestrator.fleet.spec.profile import FleetSpec
+from orchestrator.references.task_costs import check_spread
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import ExperimentRequest, Watch
@@ -103,12 +104,13 @@ class SimulationContext:
 
     def _new_costs(self, model: StagedModel, wanted: Surrogate | None) -> CostModel:
         """`wanted`: the larger experiment that this one is a surrogate for (`simulation.as_if`)."""
-        experiment = self.experiment
+        experiment, known = self.experiment, self.file.reference if wanted is None else None
+        check_spread(self.spec.spread, known)
         if wanted is not None:
             samples = [shard.samples for shard in self.shards.values()]
             return surrogate_costs(experiment, wanted, model, samples)
         codec = experiment.training.codec
-        return cost_model(experiment.simulation, model, self._batch, self.file.reference, codec)
+        return cost_model(experiment.simulation, model, self._batch, known, codec, spread=self.spec.spread)
 
     def _saved(self) -> Iterator[WorldState]:
         """What the runs of the experiment that have begun left behind."""

@@ -59,11 +59,11 @@ class CostModel(Protocol):
     def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
         """One direction of a device's link."""
 
-    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
-        """Seconds of a piece of the server's work on one of its CPUs.
+    def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:
+        """Seconds of pieces of the server's work on one of its CPUs.
 
         Args:
             method: that made the halves.
-            kind: `make` (a round's halves), `first step` and `step` of a half, or `read` (its weights).
-            work: for each device of the piece its assignment and the samples, or 1.
+            work: for each piece the assignment of its device, its kind, and samples, or 1. Kinds: `make` a half, `first
+                step`, `step` and what further batches add to them (`joined step`), or `read` (its weights).
         """

@@ -9,6 +9,7 @@ from torch import nn
 from edgebed.errors import UsageError
 from edgebed.methods.base import trains_head
 from edgebed.models.costs import ModelCosts, built_costs
+from edgebed.models.learning import blank_x
 from edgebed.models.operations import Convolution, cnn_operations, fcnn_operations
 from edgebed.models.staged import StagedModel
 from edgebed.models.width import Keep, kept_sizes, narrow_model
@@ -58,7 +59,7 @@ class Operations:
         self._narrow: dict[tuple[tuple[str, int], ...], Operations] = {}
         self._convolutions: list[Convolution] = []
         self._widths: list[int] = []
-        x = torch.zeros(2, *model.input_shape)
+        x = blank_x(model.task, 2)
         for name in model.stage_names:
             stage = model.get_submodule(name)
             self._add(name, stage, x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Grain
 from orchestrator.fleet.control.interfaces import Driver
 from orchestrator.fleet.control.run_fleet import Applied, ResolveProfile, RunFleet
-from orchestrator.fleet.spec.profile import FleetSpec, Limits, ProfileSpec, only_rates
+from orchestrator.fleet.spec.profile import FleetSpec, ProfileSpec, only_rates
 from orchestrator.records.types import SIMULATED, ClockOffset, DeviceJoined, DeviceLeft, DevicePhases
 from orchestrator.scenario.agenda import Condition
 from orchestrator.simulation.costs import CostModel
@@ -69,6 +68,8 @@ class SimulatedFleet(RunFleet):
         built: devices whose agents have built their model in an earlier run on the same fleet; added to.
     """
 
+    backend_name = enforcement = SIMULATED
+
     def __init__(
         self,
         spec: FleetSpec,
@@ -116,17 +117,9 @@ class SimulatedFleet(RunFleet):
             built,
         )
 
-    @property
-    def backend_name(self) -> str:
-        return SIMULATED
-
-    @property
-    def enforcement(self) -> str:
-        return SIMULATED
-
     def agent_cpus(self, name: str) -> float:
         """CPUs that a device's agent gets: none while it is frozen, and not those that a rival takes."""
-        return _left_by(self.conditions[name], self.limits[name], self.dilation)
+        return self.limits[name].cpus * self.share(name, self.conditions[name])
 
     @contextlib.contextmanager
     def driven(self, devices: Collection[str], driver: Driver) -> Iterator[None]:
@@ -344,13 +337,3 @@ def _loop() -> VirtualLoop:
 def _connected(condition: Condition) -> bool:
     """Whether anything can be heard of a device that is present."""
     return condition.link and condition.running
-
-
-def _left_by(condition: Condition, limits: Limits, dilation: float) -> float:
-    """CPUs that the agent gets: what its rivals leave of the quota, or its share among all that are runnable, since the
-    kernel divides a quota evenly."""
-    if not condition.running:
-        return 0.0
-    rivals = math.ceil(condition.rival_cpus)
-    fair = limits.cpus * limits.threads / (limits.threads + rivals)
-    return max(limits.cpus - condition.rival_cpus / dilation, fair) if rivals else limits.cpus

@@ -7,11 +7,13 @@ and no cost of encoding, and the orchestrator takes no time.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from edgebed.device.pieces import FIRST
+from edgebed.device.pieces import FIRST, STEP
 from edgebed.methods.base import CutCost
 from edgebed.models.costs import size_bytes
+from edgebed.models.learning import task_at
 from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost, Header
@@ -23,8 +25,8 @@ from orchestrator.simulation.link import LinkCost, wire_bytes
 from orchestrator.training.slot import HeldTo
 
 
-class PaperCosts:
-    """The common part of the papers' cost models."""
+class DeclaredLinks:
+    """A cost model in which transfers take time, at the declared rates, and no work does."""
 
     kind = ""
     speed = HOST
@@ -37,9 +39,25 @@ class PaperCosts:
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
         return {}
 
+    def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
+        return 0.0
+
+    def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:
+        return 0.0
+
+    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
+        return wire_bytes(header, size)
+
+    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
+        return LinkCost(latency_ms / 1e3, 8 / rate_bit_s)
+
+
+class PaperCosts(DeclaredLinks, ABC):
+    """The common part of the papers' cost models: batches and the server's steps take time, nothing else does."""
+
+    @abstractmethod
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         """One batch of the device half."""
-        raise NotImplementedError
 
     def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
         match kind.removeprefix(FIRST):
@@ -52,21 +70,13 @@ class PaperCosts:
             case _:
                 return 0.0
 
-    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
+    def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:
         """Only steps take time."""
-        if not kind.endswith("step"):
-            return 0.0
-        return self.server_step_s([assignment for assignment, _ in work], [samples for _, samples in work])
+        return sum(self.server_step_s(assignment, samples) for assignment, kind, samples in work if kind.endswith(STEP))
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        """One step of a server half, with one upload from each of its devices."""
-        raise NotImplementedError
-
-    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
-        return wire_bytes(header, size)
-
-    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
-        return LinkCost(latency_ms / 1e3, 8 / rate_bit_s)
+    @abstractmethod
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        """A step of a server half with one upload of one of its devices."""
 
 
 BYTES = {"float32": 4, "float16": 2, "uint8": 1}
@@ -104,9 +114,8 @@ class TimedCosts(PaperCosts):
         seconds = law.seconds(samples)
         return BatchCost(seconds * law.forward, seconds * (1 - law.forward))
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        laws = [self._timed.server_law(assignment) for assignment in assignments]
-        return sum(law.seconds(count) for law, count in zip(laws, samples, strict=True)) / self._server_speed
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        return self._timed.server_law(assignment).seconds(samples) / self._server_speed
 
 
 class FlopCosts(PaperCosts):
@@ -130,17 +139,16 @@ class FlopCosts(PaperCosts):
         return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._batch_size}
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
-        half, samples = Assignment("reference", {}, model.classes, model.input_shape, cut, "head"), self._batch_size
-        device_s, server_s = self.work(half, samples).total_s, self.server_step_s([half], [samples])
+        half, samples = task_at("reference", {}, model.task, cut, "head"), self._batch_size
+        device_s, server_s = self.work(half, samples).total_s, self.server_step_s(half, samples)
         return cut_cost(model, cut, samples, self._codec, device_s, server_s)
 
     def work(self, assignment: Assignment, samples: int) -> BatchCost:
         forward, backward = self._flops.device(assignment)
         return BatchCost(forward * samples / self._device, backward * samples / self._device)
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        pairs = zip(assignments, samples, strict=True)
-        return sum(self._flops.server(each) * count for each, count in pairs) / self._server
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        return self._flops.server(assignment) * samples / self._server
 
 
 class OperationCosts(PaperCosts):
@@ -160,7 +168,6 @@ class OperationCosts(PaperCosts):
         forward, backward = self._operations.batch(assignment, samples)
         return BatchCost(forward / self._device, backward / self._device)
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        for assignment in assignments:
-            self._operations.check(assignment)
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        self._operations.check(assignment)
         return 0.0  # there are no stages above a whole model

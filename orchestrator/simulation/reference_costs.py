@@ -11,16 +11,20 @@ from edgebed.wire.messages import Assignment, Cost
 from orchestrator.references.reference import Reference
 from orchestrator.references.task_costs import TaskCosts
 from orchestrator.simulation.link import LinkCost
-from orchestrator.simulation.paper_costs import PaperCosts
+from orchestrator.simulation.paper_costs import DeclaredLinks
 from orchestrator.training.slot import HeldTo
 
 
-class ReferenceCosts(PaperCosts):
-    """The tasks say what their pieces cost, as those of real devices that are held to the reference."""
+class ReferenceCosts(DeclaredLinks):
+    """The tasks say what their pieces cost, as those of real devices that are held to the reference.
 
-    def __init__(self, reference: Reference) -> None:
+    Args:
+        spread: as for `TaskCosts`.
+    """
+
+    def __init__(self, reference: Reference, *, spread: bool = False) -> None:
         self.kind, self.speed = f"reference {reference.name}", reference.name
-        self._tasks = TaskCosts(reference)
+        self._tasks = TaskCosts(reference, spread=spread)
         self.held_server = HeldTo(self._tasks.of_half, 1.0)
 
     def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
@@ -33,10 +37,10 @@ class ReferenceCosts(PaperCosts):
         """Rates are those of the wire, with the headers of full packets; an acknowledgement takes the latency back."""
         return LinkCost(latency_ms / 1e3, 8 / WIRE_SHARE / rate_bit_s, ack_s=latency_ms / 1e3)
 
-    def server_s(self, method: str, kind: str, work: Sequence[tuple[Assignment, int]]) -> float:
-        return sum(self._server_s(method, kind, *each) for each in work)
+    def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:
+        return sum(self._server_s(method, *each) for each in work)
 
-    def _server_s(self, method: str, kind: str, assignment: Assignment, size: int) -> float:
+    def _server_s(self, method: str, assignment: Assignment, kind: str, size: int) -> float:
         costs = self._tasks.of_half(method, assignment)
         if "step" not in costs:
             raise self._unknown(f"a step of {method}'s server half at cut {assignment.stages}")

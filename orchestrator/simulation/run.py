@@ -18,6 +18,7 @@ from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.files.output import try_folder
+from orchestrator.files.plugged import changes, codes_of
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_profile
 from orchestrator.rounds.evaluator import LocalEvaluator
@@ -25,7 +26,7 @@ from orchestrator.runs.data import prepare_data
 from orchestrator.runs.feasibility import check_fleet, check_methods, experiment_fleet, simulated_fleet
 from orchestrator.runs.interleave import actions, groups
 from orchestrator.runs.platform import Platform, RunRequest, profile_here
-from orchestrator.runs.request import Request, Watch, by_seed
+from orchestrator.runs.request import Request, Watch, parts
 from orchestrator.runs.run import MethodRun
 from orchestrator.simulation.context import SimulationContext, SimulationRequest, accelerator_named
 from orchestrator.simulation.costs import CostModel
@@ -60,15 +61,20 @@ def resumed(request: Request) -> SimulationRequest:
 def simulate(request: SimulationRequest, watch: Watch) -> list[Path]:
     """Simulate every method of the experiment; returns the run folders. Raises EdgebedError with cause and hint."""
     request = msgspec.structs.replace(request, experiment=in_new_words(request.experiment, request.path, watch.notify))
-    return [folder for part in by_seed(request) for folder in part.over or _simulate_seed(part, watch)]
+    return [folder for part in parts(request) for folder in part.over or _simulate_part(part, watch)]
 
 
-def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:
+def _simulate_part(request: SimulationRequest, watch: Watch) -> list[Path]:
+    if request.setting and request.file is not None:  # a setting may have costs of its own
+        own = [*request.finished.values(), *request.begun.values()]
+        request = msgspec.structs.replace(request, file=read_file(own[0]) if own else None)
     experiment = request.experiment
-    spec = _sized(simulated_fleet(experiment_fleet(experiment, request.path)), request.devices)
+    spec = sized(experiment_fleet(experiment, request.path), request.devices)
     check_fleet(experiment, spec, request.path)
     place = f"{request.path}: methods"
     methods = [METHODS.create(options, f"{place}[{i}]") for i, options in enumerate(experiment.methods)]
+    for line in changes(codes_of(experiment.plugins)):
+        watch.notify(line)
     try_folder(request.runs)
     torch.set_num_threads(1)  # the number of threads may change bits
     profiles = {device.name: device.profile.name for device in spec.devices}
@@ -76,7 +82,7 @@ def _simulate_seed(request: SimulationRequest, watch: Watch) -> list[Path]:
         prepared = prepare_data(experiment, list(profiles), folder, profiles, request.path)
         accelerator = accelerator_named(request.accelerator)
         shards = {name: read_shard(path, accelerator) for name, path in prepared.shards.items()}
-    check_methods(experiment, list(profiles), prepared.input_shape, prepared.classes, request.path)
+    check_methods(experiment, list(profiles), prepared.task, request.path)
     context = SimulationContext(request, spec, prepared, shards, watch)
     folders = dict(request.finished)
     for group in groups(methods, experiment.interleave, experiment.training.seed):
@@ -205,8 +211,10 @@ def _platform(context: SimulationContext, costs: CostModel, fleet: SimulatedFlee
     )
 
 
-def _sized(spec: FleetSpec, devices: int | None) -> FleetSpec:
-    """The fleet with `devices` devices: its own ones first, then more with their profiles in turn."""
+def sized(real: FleetSpec, devices: int | None) -> FleetSpec:
+    """The fleet for a simulation, with `devices` devices: its own ones first, then more with their profiles in turn.
+    Raises UsageError."""
+    spec = simulated_fleet(real)
     if devices is None:
         return spec
     made, names = list(spec.devices[:devices]), {device.name for device in spec.devices}

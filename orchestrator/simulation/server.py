@@ -14,7 +14,7 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Simulation
 from orchestrator.records.server_records import Spent
 from orchestrator.simulation.costs import CostModel
-from orchestrator.training.server import ServerTrainer, Step
+from orchestrator.training.server import ServerTrainer, Step, step_pieces
 
 
 class SimulatedTrainer(ServerTrainer):
@@ -42,7 +42,7 @@ class SimulatedTrainer(ServerTrainer):
         self._method, self.assignments, self._begun = method.name, assignments, set()
         halves = method.server_halves(weights, assignments, self.accelerator)
         async with self._free:
-            await asyncio.sleep(self._seconds("make", [(device, 1) for half in halves for device in half.devices]))
+            await asyncio.sleep(self._seconds([(half.devices[0], "make", 1) for half in halves]))
         return halves
 
     async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
@@ -51,7 +51,7 @@ class SimulatedTrainer(ServerTrainer):
             replies = self.step(half, uploads)
             kind = "step" if devices in self._begun else "first step"
             self._begun.add(devices)
-            await asyncio.sleep(self._seconds(kind, half.worked(uploads)))
+            await asyncio.sleep(self._seconds(step_pieces(kind, half.worked(uploads))))
             return replies, start, now_ns(), None
 
     def step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Replies:
@@ -60,15 +60,15 @@ class SimulatedTrainer(ServerTrainer):
 
     async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
         weights = half.weights()
-        if seconds := self._seconds("read", [(half.devices[0], 1)]):
+        if seconds := self._seconds([(half.devices[0], "read", 1)]):
             async with self._free:
                 await asyncio.sleep(seconds)
         return weights, None
 
-    def _seconds(self, kind: str, pieces: Iterable[tuple[str, int]]) -> float:
-        """Virtual seconds of the pieces of these devices and sizes together."""
-        work = [(self.assignments[device], size) for device, size in pieces if device in self.assignments]
-        return self._costs.server_s(self._method, kind, work) / self._cpus if self._charged else 0.0
+    def _seconds(self, pieces: Iterable[tuple[str, str, int]]) -> float:
+        """Virtual seconds of pieces together: device, kind and size of each."""
+        work = [(self.assignments[device], kind, size) for device, kind, size in pieces if device in self.assignments]
+        return self._costs.server_s(self._method, work) / self._cpus if self._charged else 0.0
 
 
 def slots(wanted: Simulation, devices: int, cpus: float | None) -> int:

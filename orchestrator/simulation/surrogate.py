@@ -18,10 +18,11 @@ import msgspec
 from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
+from edgebed.models.learning import task_at
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
 from edgebed.wire.messages import Assignment, Cost, Header, Reply, Task, Update, Upload
-from edgebed.wire.settings import Codec
+from edgebed.wire.settings import Codec, LearningTask
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import WorkLaws
 from orchestrator.simulation.costs import BatchCost
@@ -153,9 +154,9 @@ class SurrogateCosts(PaperCosts):
         return {cut: self._cut_cost(model, cut) for cut in model.cuts_with_head if self._pair.matches(cut)}
 
     def _cut_cost(self, model: StagedModel, cut: int) -> CutCost:
-        assignment = Assignment("reference", {}, model.classes, model.input_shape, cut, "head")
+        assignment = task_at("reference", {}, model.task, cut, "head")
         device_s = self.work(assignment, self._batch_size).total_s
-        server_s = self.server_step_s([assignment], [self._batch_size])
+        server_s = self.server_step_s(assignment, self._batch_size)
         samples = self._batch_size * self._each
         large = cut_cost(self._pair.large, self._pair.cut(cut), samples, self._codec, device_s, server_s)
         return msgspec.structs.replace(large, cut=cut)
@@ -187,11 +188,9 @@ class SurrogateCosts(PaperCosts):
                     self._factors[key] = 1.0
         return self._factors[key]
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        return sum(
-            self._counted.server_step_s([self._pair.enlarged(assignment)], [self._large_batch]) * self._batches(count)
-            for assignment, count in zip(assignments, samples, strict=True)
-        )
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        large_s = self._counted.server_step_s(self._pair.enlarged(assignment), self._large_batch)
+        return large_s * self._batches(samples)
 
 
 def surrogate_costs(
@@ -203,7 +202,7 @@ def surrogate_costs(
         UsageError: the larger network cannot be built, counted, or cut like the small one.
     """
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
-    large = seeded(lambda: plugin.build(tuple(wanted.input_shape), wanted.classes), 0)
+    large = seeded(lambda: plugin.build(LearningTask(tuple(wanted.input_shape), wanted.classes)), 0)
     return SurrogateCosts(
         _counted(experiment.simulation, wanted, large),
         ModelPair(small, large),

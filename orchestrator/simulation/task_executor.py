@@ -100,7 +100,7 @@ class TaskExecutor:
     ) -> None:
         self._device, self._task, self._assignment = device, task, assignment
         self._steps, self._uploads, self._metrics, self._builds = steps, uploads, metrics, builds
-        self.pieces = Pieces(lambda: 0.0, task.costs)
+        self.pieces = Pieces(lambda: 0.0, task.costs, seed=task.assignment.seed)
         self._kinds = Kinds()
         self._samples = 0  # of the batch in hand
         self._owed_s = 0.0  # CPU seconds of what was done since the last piece that ended

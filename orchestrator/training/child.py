@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from edgebed.errors import EdgebedError, RunError, in_words
 from edgebed.methods.base import METHODS, Context, Method, ServerHalf
 from edgebed.methods.parts.local_training import make_optimizer
 from edgebed.models.staged import Weights
+from edgebed.plugin_code import read_plugins, use
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Optimizer
 from orchestrator.records.server_records import Spent
@@ -32,7 +34,7 @@ from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy
 from orchestrator.training.costs import profile_cuts
-from orchestrator.training.server import named, settle_worker, timed_step
+from orchestrator.training.server import named, settle_worker, step_pieces, timed_step
 from orchestrator.training.slot import Slot
 
 READY = -1
@@ -96,11 +98,11 @@ class Workshop:
         try:
             match order:
                 case o.MakeHalves(trainer):
-                    pieces = [(device, "make", 1) for half in self._halves[trainer] for device in half.devices]
+                    pieces = [(half.devices[0], "make", 1) for half in self._halves[trainer]]
                 case o.TakeStep(trainer, number):
                     kind = "first step" if (trainer, number) in self._fresh else "step"
                     self._fresh.discard((trainer, number))
-                    pieces = [(device, kind, size) for device, size in self._halves[trainer][number].worked(uploads)]
+                    pieces = step_pieces(kind, self._halves[trainer][number].worked(uploads))
                 case o.ReadWeights(trainer, number):
                     pieces = [(self._halves[trainer][number].devices[0], "read", 1)]
                 case _:
@@ -249,8 +251,9 @@ def end_on_error(job: Future[None]) -> None:
 
 
 def main(argv: list[str]) -> Any:
-    """`python -m orchestrator.training.child FD`, started by `process.TrainerProcess`."""
+    """`python -m orchestrator.training.child FD [PLUGINS]`, started by `process.TrainerProcess`."""
     orchestrator = socket.socket(fileno=int(argv[1]))
+    use(read_plugins(Path(argv[2])) if argv[2:] else [])
     METHODS.classes()
     Server(orchestrator).run()
     os._exit(0)  # not after the steps that are running: nobody waits for them

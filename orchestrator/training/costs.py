@@ -14,9 +14,9 @@ import torch
 
 from edgebed.methods.base import Batch, CutCost
 from edgebed.methods.parts.local_training import UpperHalf, head_half
+from edgebed.models.learning import blank_x, task_at
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.training.server import timed_step
 from orchestrator.training.threads import one_thread
@@ -64,9 +64,7 @@ class _Trial:
     ) -> None:
         self.cut, self.batch, self.accelerator = cut, batch, accelerator
         self.model = copy.deepcopy(model)
-        self.assignment = Assignment(
-            "reference", {}, model.classes, model.input_shape, cut, "head", uploads=(), optimizer=optimizer
-        )
+        self.assignment = task_at("reference", {}, model.task, cut, "head", uploads=(), optimizer=optimizer)
         with torch.no_grad():
             self.upload = {"features": self.model.lower(cut).train()(batch[0]), "labels": batch[1]}
         self.server = UpperHalf(model, model.weights(), self.assignment, accelerator)
@@ -109,5 +107,5 @@ def _settled(seconds: Sequence[float]) -> float:
 def noise(model: StagedModel, batch_size: int) -> Batch:
     """Samples and labels by chance, always the same."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch_size, *model.input_shape, generator=generator)
-    return x, torch.randint(model.classes, (batch_size,), generator=generator)
+    x = blank_x(model.task, batch_size, generator)
+    return x, torch.randint(model.classes, (batch_size, *model.task.answer_shape), generator=generator)

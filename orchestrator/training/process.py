@@ -15,6 +15,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
@@ -93,13 +94,15 @@ class TrainerProcess:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def started(cls) -> AsyncIterator[TrainerProcess]:
-        """Start the process, which loads torch meanwhile: `ready` waits for it. It is closed at the end."""
+    async def started(cls, plugins: Path | None = None) -> AsyncIterator[TrainerProcess]:
+        """Start the process, which loads torch (`ready` waits for it) and a folder of plug-ins. Closed at the end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, tempfile.TemporaryFile() as log:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *module_command("orchestrator.training.child", str(theirs.fileno())),
+                    *module_command(
+                        "orchestrator.training.child", str(theirs.fileno()), *map(str, filter(None, [plugins]))
+                    ),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,

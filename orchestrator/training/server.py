@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import torch
 
 from edgebed.accelerator import settle, wait_for
+from edgebed.device.pieces import JOINED, STEP
 from edgebed.errors import DivergedError, EdgebedError, RunError
 from edgebed.methods.base import Method, Replies, ServerHalf
 from edgebed.methods.parts.aggregation import not_finite
@@ -184,6 +185,17 @@ def timed_step(half: ServerHalf, uploads: Mapping[str, Weights], accelerator: to
     replies = half.step(uploads)
     wait_for(accelerator)
     return replies, start_ns, time.monotonic_ns()
+
+
+def step_pieces(kind: str, worked: Sequence[tuple[str, int]]) -> list[tuple[str, str, int]]:
+    """The pieces of a step: device, kind and size of each. Its first batch bears what a step takes however many batches
+    it trains on; each further one has a kind of its own.
+
+    Args:
+        kind: `step`, or `first step` of the half.
+        worked: as `ServerHalf.worked`.
+    """
+    return [(device, kind.replace(STEP, JOINED) if n else kind, size) for n, (device, size) in enumerate(worked)]
 
 
 def settle_worker() -> None:

@@ -80,10 +80,10 @@ class Lab:
     def keys(self, name: str) -> Keystore:
         return Keystore(self.folder / name)
 
-    async def board(self, name: str) -> Keystore:
+    async def board(self, name: str, *, allow_code: bool = False) -> Keystore:
         """A board that has joined."""
-        keys = self.keys(name)
-        await asyncio.to_thread(join, self.service, str(self.token(name)), keys, self.said.append)
+        keys, token = self.keys(name), str(self.token(name))
+        await asyncio.to_thread(join, self.service, token, keys, self.said.append, allow_code=allow_code)
         return keys
 
     def revoke(self, name: str) -> int:
@@ -140,6 +140,7 @@ async def running(folder: Path, place: Path | None = None) -> AsyncIterator[Lab]
 
 
 async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    """Polls, for what it waits for is often in another process. Raises TimeoutError: to wait is to assert."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

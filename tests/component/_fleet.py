@@ -29,7 +29,7 @@ from edgebed.methods.base import METHODS, Batch, Context, CutCost, DeviceHalf, M
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Cost, Task
-from edgebed.wire.settings import Codec
+from edgebed.wire.settings import Codec, LearningTask
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.experiment import Environment, Training
 from orchestrator.fleet.base import Enforcement, Held
@@ -63,7 +63,7 @@ CPU = torch.device("cpu")
 
 
 def model(seed: int = 0) -> StagedModel:
-    return seeded(lambda: MODELS.create(MODEL).build(SHAPE, CLASSES), seed)
+    return seeded(lambda: MODELS.create(MODEL).build(LearningTask(SHAPE, CLASSES)), seed)
 
 
 def start_weights() -> Weights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ class PlainCosts(PaperCosts):
     def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
         return LinkCost(0.001, 8 / rate_bit_s)
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        return 0.05 * len(assignments)
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        return 0.05
 
 
 class Played:

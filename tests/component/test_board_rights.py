@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.service_unit import refuse_foreign
 from edgebed.wire.boards import WAITING, BoardOrder
 from edgebed.wire.topics import Topics
-from tests.component._boards import Lab, Orchestrator, standing, until
+from orchestrator.boards.service_folder import ServiceFolder
+from orchestrator.cli import build
+from tests.component._boards import Lab, Orchestrator, running, standing, until
 
 
 @pytest.mark.root
@@ -57,3 +61,23 @@ async def test_the_agent_of_a_board_has_no_rights_of_root(lab: Lab) -> None:
             found = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
             assert (found["CapEff"], found["CapPrm"], found["NoNewPrivs"]) == ("0" * 16, "0" * 16, "1")
         assert int(psutil.Process(process.pid).uids().effective) == 0
+
+
+@pytest.mark.mosquitto
+async def test_a_token_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of a board may list its processes."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with running(tmp_path, ServiceFolder.of_user().folder) as lab:
+        invited = await asyncio.to_thread(CliRunner().invoke, build(), ["boards", "invite", "pi"])
+        command, token = invited.stdout.splitlines()
+        assert token not in command
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "edge_agent.entry", *command.split()[1:]),
+            env={**os.environ, "EDGEBED_BOARD": str(tmp_path / "pi")},
+            stdin=asyncio.subprocess.PIPE,
+        )
+        await until(lambda: "edge_agent.entry" in psutil.Process(process.pid).cmdline())
+        assert not [word for word in psutil.Process(process.pid).cmdline() if token in word]
+        await process.communicate(f"{token}\n".encode())
+        assert process.returncode == 0
+        assert [board.name for board in lab.store.read().active()] == ["pi"]

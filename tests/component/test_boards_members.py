@@ -24,6 +24,7 @@ from edgebed.wire.boards import Join, Renew
 from edgebed.wire.topics import Topics
 from orchestrator.boards import https, service
 from orchestrator.boards.authority import SERVER_LIFE, Authority
+from orchestrator.boards.enrolment import RENEW_PAUSE_S
 from orchestrator.broker.child import KNOWN
 from tests.component._boards import HOST, Lab, Orchestrator, status, until
 
@@ -103,6 +104,7 @@ async def test_attack_a_join_that_is_repeated_fills_nothing_and_restarts_nothing
         again = Join(wanted.secret, lab.keys("pi").request())
         assert await asyncio.to_thread(lab.service.join, ca, again) == first
     assert lab.place.registry.read_bytes() == before
+    assert len([line for line in lab.said if "pi joined" in line]) == 1
     assert (lab.broker().pid, honest.connected) == (broker, True)
     await honest.close()
 
@@ -117,8 +119,9 @@ async def test_attack_a_hostile_client_id_restarts_no_broker_and_closes_no_other
         assert set(answers) == {bytes.fromhex("20020000")}
         for number in range(4):
             await lab.board(f"new{number}")
-            with contextlib.suppress(LinkError):  # once a minute
-                await asyncio.to_thread(lab.service.renew, bad.identity.authority(), Renew(bad.request()))
+            with lab.store.change() as registry:  # an hour has passed
+                registry.find("bad").renewed_s -= RENEW_PAUSE_S
+            await asyncio.to_thread(lab.service.renew, bad.identity.authority(), Renew(bad.request()))
         assert [await each.ended() for each in hidden[:2]] == [True, True]  # their ids are no names of ours
     assert (lab.broker().pid, honest.connected) == (broker, True)
     await until(lambda: [each.client for each in lab.live.sessions] == ["honest"])
@@ -186,7 +189,7 @@ async def test_attack_an_https_connection_is_closed_by_the_revocation_of_its_boa
     with contextlib.suppress(OSError):
         while piece := await reader.read(1 << 16):
             got += len(piece)
-            await asyncio.sleep(0.005)  # slower than the service: 32 MiB would take 2.5 s
+            await asyncio.sleep(0.005)  # it reads slower than the service sends: 32 MiB would take 2.5 s
     assert got < 32 * MIB
     assert time.monotonic() - begin < 2
     writer.close()
@@ -294,7 +297,7 @@ async def test_the_audit_file_tells_who_came_and_went(lab: Lab) -> None:
     keys = await lab.board("pi")
     with lab.store.change() as registry:
         registry.rename(registry.find("pi"), "kitchen", time.time())
-        registry.boards[0].renewed_s -= 60
+        registry.boards[0].renewed_s -= RENEW_PAUSE_S
     await asyncio.to_thread(lab.service.renew, keys.identity.authority(), Renew(keys.request()))
     lab.token("kitchen", replace=True)
     with lab.store.change() as registry:

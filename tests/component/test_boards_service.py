@@ -30,7 +30,7 @@ from edgebed.wire.boards import Join
 from orchestrator.boards import addresses, service
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.boards_broker import boards_broker
-from orchestrator.boards.enrolment import Enrolment
+from orchestrator.boards.enrolment import RENEW_PAUSE_S, Enrolment
 from orchestrator.boards.service import ServeRequest
 from orchestrator.boards.service_folder import ServiceFolder, Where
 from tests.component._boards import HOST, Lab, running, until
@@ -210,8 +210,8 @@ async def test_a_board_with_a_full_disk_stays_connected_and_renews_later(
         await until(lambda: any("the certificate was not renewed" in line for line in lab.said))
         await until(lambda: [each.board for each in lab.live.sessions] == [old.board])
         filler.unlink()
-        with lab.store.change() as registry:  # a minute has passed
-            registry.find("pi").renewed_s -= 60
+        with lab.store.change() as registry:  # an hour has passed
+            registry.find("pi").renewed_s -= RENEW_PAUSE_S
         await until(lambda: any("the certificate is renewed" in line for line in lab.said))
         assert len(lab.live.sessions) == 1
         waiting.cancel()

@@ -47,8 +47,8 @@ class Costs(PlainCosts):
     def __init__(self, server: float) -> None:
         self._server = server
 
-    def server_step_s(self, assignments: Sequence[Assignment], samples: Sequence[int]) -> float:
-        return self._server * super().server_step_s(assignments, samples)
+    def server_step_s(self, assignment: Assignment, samples: int) -> float:
+        return self._server * super().server_step_s(assignment, samples)
 
 
 @pytest.fixture

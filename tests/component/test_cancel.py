@@ -19,8 +19,8 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Cancel, Header, Task, Update, Upload
 from edgebed.wire.settings import Codec
 from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.testing.rounds import SCHEDULE
 from tests.component._fleet import Fleet, fleet, method, start_weights
-from tests.contract.rounds import SCHEDULE
 
 
 class Holding:

@@ -4,6 +4,7 @@ and cells pause while something is timed on the host."""
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 import time
@@ -268,7 +269,7 @@ async def test_what_is_timed_starts_once_cells_pause(table: Path, tmp_path: Path
 
 @pytest.fixture
 def longer(table: Path) -> Path:
-    table.write_text(TABLE.replace("rounds: 4", "rounds: 60"))
+    table.write_text(TABLE.replace("rounds: 4", "rounds: 90"))
     return table
 
 
@@ -276,15 +277,23 @@ def runs_of(folder: Path) -> list[Path]:
     return list(folder.rglob("run/*/"))
 
 
-async def test_a_cell_that_is_killed_goes_on_to_the_same_bits(longer: Path, tmp_path: Path) -> None:
+def written(folder: Path) -> int:
+    """How many records a cell's run has; 0 before its first checkpoint."""
+    found = [run / "records.jsonl" for run in runs_of(folder) if (run / "checkpoint.safetensors").exists()]
+    return sum(len(file.read_bytes().splitlines()) for file in found)
+
+
+async def test_a_cell_that_is_killed_three_times_goes_on_to_the_same_bits(longer: Path, tmp_path: Path) -> None:
     await asyncio.to_thread(make, longer, at(tmp_path / "whole"), 1, (1,), ("FedPMT",))
-    work = asyncio.create_task(asyncio.to_thread(make, longer, at(tmp_path / "killed"), 1, (1,), ("FedPMT",)))
-    await until(lambda: bool(list((tmp_path / "killed").rglob("checkpoint.safetensors"))))
-    for each in workers():
-        each.kill()
-    with pytest.raises(RunError, match="1 cells were not computed"):
-        await work
-    (begun,) = runs_of(tmp_path / "killed")
+    whole, begun = written(tmp_path / "whole"), []
+    for moment in random.Random(19).sample(range(1, whole // 2), 3):
+        work = asyncio.create_task(asyncio.to_thread(make, longer, at(tmp_path / "killed"), 1, (1,), ("FedPMT",)))
+        await until(lambda moment=moment: bool(workers()) and written(tmp_path / "killed") >= moment)
+        for each in workers():
+            each.kill()
+        with pytest.raises(RunError, match="1 cells were not computed"):
+            await work
+        begun.append(runs_of(tmp_path / "killed"))
     await asyncio.to_thread(make, longer, at(tmp_path / "killed"), 1, (1,), ("FedPMT",))
-    assert runs_of(tmp_path / "killed") == [begun], "no other run was made"
+    assert [*begun, runs_of(tmp_path / "killed")] == [begun[0]] * 4, "no other run was made"
     assert without_times(tmp_path / "killed" / "results") == without_times(tmp_path / "whole" / "results")

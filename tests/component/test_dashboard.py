@@ -134,13 +134,15 @@ def test_a_round_a_device_and_a_comparison(tmp_path: Path) -> None:
     record(tmp_path / "runs" / "two", Synthetic(rounds=3, method="fedavg").records)
     with page(tmp_path / "runs") as address:
         found = get(address, "api/runs/one/rounds/1").json()
-        assert found["straggler"] == "weak"
-        assert set(found["devices"]) == {"weak", "middle", "strong"}
+        devices = [row["label"] for row in found["rows"] if not row.get("own")]
+        assert [row["label"] for row in found["rows"] if row.get("slow")] == ["weak"]
+        assert set(devices) == {"weak", "middle", "strong"}
         assert get(address, "api/runs/one/devices/weak").json()["rounds"] == [1, 2, 3]
         table = get(address, "api/compare", params={"runs": "one,two,none"}).json()
         assert [row["method"] for row in table["runs"]["texts"]] == ["dtfl", "fedavg"]
         assert len(table["methods"][0]["charts"]["time"]["seeds"][0]["points"]) == 3
-        assert [lane["label"] for lane in get(address, "api/runs/one/time").json()["lanes"]] == list(found["devices"])
+        lanes = get(address, "api/runs/one/time").json()["lanes"]["rows"]
+        assert [lane["label"] for lane in lanes] == devices
         for wrong in ("api/runs/one/rounds/99", "api/runs/none/rounds/1", "api/runs/one/devices/none", "../secret"):
             assert get(address, f"{wrong}").status_code == 404
 

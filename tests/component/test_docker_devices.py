@@ -13,11 +13,18 @@ import pytest_asyncio
 
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.docker import devices as container_devices
+from orchestrator.fleet.docker.image import ensure_image
+from orchestrator.fleet.engine import connect
+from orchestrator.fleet.network import links
 from orchestrator.runs.session import standing_fleet
 from tests.component._docker import container_of
 from tests.component._faults import process_status, small_fleet
 
 pytestmark = [pytest.mark.docker, pytest.mark.mosquitto, pytest.mark.asyncio(loop_scope="module")]
+
+
+NET_ADMIN = 1 << 12
+"""The bit of this capability."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -100,3 +107,24 @@ async def test_a_killed_container_is_reported_and_comes_back_limited(controller:
     assert fresh.cpus is None  # it starts without limits
     held = await backend.limit("d0", controller.limits["d0"])  # another veth pair than before
     assert (held.cpus, held.uplink_bit_s) == (pytest.approx(0.3), 20_000_000)
+
+
+async def test_the_helper_that_shapes_a_device_may_do_nothing_else() -> None:
+    """It runs as root, in the network of a container whose agent may have been taken over."""
+    client = connect()
+    image = await asyncio.to_thread(ensure_image, client, print)
+    device = await asyncio.to_thread(lambda: client.containers.run(image, ["60"], entrypoint=["sleep"], detach=True))
+    helper = links.HelperShaper(client, image, {})
+    script = "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; touch /x 2>&1; "
+    script += "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null; true"
+    try:
+        said = await asyncio.to_thread(helper._run, device, script)  # noqa: SLF001
+    finally:
+        await asyncio.to_thread(device.remove, force=True)
+    assert dict(line.split(":\t") for line in said.splitlines() if ":\t" in line) == {
+        "CapEff": f"{NET_ADMIN:016x}",
+        "CapBnd": f"{NET_ADMIN:016x}",
+        "NoNewPrivs": "1",
+    }
+    assert "64" in said.splitlines()
+    assert "Read-only file system" in said

@@ -109,7 +109,7 @@ async def test_a_device_that_denies_that_it_is_late_is_late(tmp_path: Path, monk
 
 
 async def test_agents_are_told_whose_time_they_keep_and_what_they_have_of_their_cpus(tmp_path: Path) -> None:
-    speed = Speed("x86-sse41", 0.5, 2.0, {"a": Need(0.5, 0.8)})
+    speed = Speed("x86-sse41", 0.5, index=2.0, needs={"a": Need(0.5, 0.8)})
     half = ProfileSpec("half", msgspec.structs.replace(WIDE.limits, cpus=0.5))
     async with fleet(tmp_path, {"a": 8}, speed=speed, profiles={"a": WIDE}) as made:
         controller = made.controller

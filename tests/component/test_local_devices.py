@@ -116,9 +116,9 @@ if not fork:
 ours, theirs = socket.socketpair()
 if os.fork() == 0:
     ours.close()
-    def become(request, shard):
+    def become(request, place):
         attack(victim, files)
-        tried("read its own shard:", lambda: open(shard, "rb").read(1))
+        tried("read its own shard:", lambda: open(place[1], "rb").read(1))
         tried("load a module:", lambda: __import__("colorsys"))
 
     os.umask(0o077)  # as careful people have it

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edgebed.wire.settings import LearningTask
+
 pytest.importorskip("cryptography")
 
 from edgebed.limits.spec import Limits
@@ -24,7 +26,7 @@ async def test_the_limits_of_an_artificial_board_are_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "test").build((1, 8, 8), 10), 0)
+    net = seeded(lambda: MODELS.create({"name": "resnet-tiny"}, "test").build(LearningTask((1, 8, 8), 10)), 0)
     # Five pairs: a shared host changes its speed within seconds.
     job = Job(net, {"name": "resnet-tiny"}, [7], 32, steps_s=1.0, repeats=5)
     with artificial_board(tmp_path, "pi", LIMITS):

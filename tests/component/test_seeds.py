@@ -93,6 +93,53 @@ def test_an_interrupted_experiment_goes_on_with_its_seeds_and_ends_with_the_same
         resume_request(again[3])
 
 
+SWEEP = {"training.batch_size": [10, 20]}
+
+
+class _StopsInTheSweep(session.Watch):
+    def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
+        if len(self.folders) == 6 and result.round == 1:
+            raise Stopped
+
+
+def test_an_interrupted_sweep_goes_on_in_its_settings_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    """Stopped in the second setting. A swept fleet is named relative to the experiment's file, which is elsewhere."""
+    fleet = tmp_path / "two.yaml"
+    fleet.write_text("name: two\ndevices: [{profile: cpu1}, {profile: cpu0.2}]\n")
+    wanted = experiment(seeds=[2, 1], sweep={**SWEEP, "fleet": ["two.yaml"]}, training={"rounds": 2, "batch_size": 9})
+    path = tmp_path / "many.yaml"
+    whole = simulate(SimulationRequest(wanted, path, tmp_path / "whole"), session.Watch(session.quiet))
+    found = [load_summary(folder) for folder in whole]
+    parts = [(each.setting["training.batch_size"], each.seed, each.method) for each in found]
+    assert parts == [(size, seed, name) for size in (10, 20) for seed in (2, 1) for name in ("fedavg", "fedyogi")]
+    assert {row.block is not None for each in found for row in each.rounds} == {True}
+    pairs = {each.method: each.experiments for each in paired(found)}
+    assert pairs == {
+        "fedyogi, batch_size 10, fleet two.yaml (simulated)": 2,
+        **dict.fromkeys(["fedyogi, batch_size 20, fleet two.yaml (simulated)"], 2),
+    }
+    watch = _StopsInTheSweep(session.quiet)
+    with pytest.raises(Stopped):
+        simulate(SimulationRequest(wanted, path, tmp_path / "stopped", checkpoint_s=0), watch)
+    for begun in (watch.folders[0], watch.folders[5]):
+        request = resume_request(begun)
+        assert (len(request.finished), len(request.begun), len(request.experiment.parts)) == (4, 2, 4)
+    again = simulate(resumed(resume_request(watch.folders[5])), session.Watch(session.quiet))
+    assert again[:6] == watch.folders
+    assert [same(one, other) for one, other in zip(again, whole, strict=True)] == [True] * 8
+    assert [load_summary(folder).setting for folder in again] == [each.setting for each in found]
+    with pytest.raises(UsageError, match="is finished"):
+        resume_request(again[7])
+
+
+def test_what_a_sweep_changes_cannot_be_changed_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    wanted = experiment(sweep={"training.rounds": [1, 2]}, methods=[{"name": "fedavg"}])
+    runs = simulated(wanted, tmp_path)
+    assert [len(load_summary(folder).rounds) for folder in runs] == [1, 2]
+    with pytest.raises(UsageError, match=r"training\.rounds"):
+        resume_request(runs[0], ["training.rounds=5"])
+
+
 @pytest.mark.parametrize("seeds", [[], [1, 1], [-1], ["x"], 3])
 def test_what_is_no_list_of_different_seeds_is_refused(seeds: object) -> None:
     with pytest.raises(UsageError, match="seeds"):

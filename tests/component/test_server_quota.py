@@ -11,8 +11,8 @@ import torch
 from edgebed.limits.cgroups import Cgroup
 from orchestrator.fleet import leftovers
 from orchestrator.fleet.host.server_quota import ServerQuota
+from orchestrator.testing.rounds import make_method, small_model
 from orchestrator.training.process import TrainerProcess
-from tests.contract.rounds import make_method, small_model
 
 
 class Watched(ServerQuota):

@@ -6,21 +6,26 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import zstandard
 
 from edgebed.datasets.shard import single_rows
+from edgebed.errors import UsageError
 from edgebed.methods.parts.exits import NEVER, confidence, exit_logits, serving_weights
 from edgebed.methods.parts.inference_tree import rooted
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Arrivals, Codec
 from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.experiment import Experiment
+from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.records.serving_records import RequestsLost, Served
 from orchestrator.records.types import DeviceDone, DeviceOut, ReplyDelivered, TaskDelivered, TaskSent, UploadReceived
 from orchestrator.serving.deploy import most_bytes
 from orchestrator.serving.router import AHEAD, Post, Router
+from orchestrator.serving.service import check_speed
 from tests.component._fleet import CLASSES, CPU, MODEL, SHAPE, Fleet, fleet, model
 
 NODES = {"leaf-1": 12, "leaf-2": 9, "edge": 2, "cloud": 2}
@@ -256,3 +261,17 @@ async def until(made: Fleet, true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+def test_requests_are_served_at_the_speed_of_the_host(tmp_path: Path) -> None:
+    """No reference has recorded what a request takes."""
+    wanted, said = FleetSpec("seven", "local", 0.5, (), tmp_path / "f.yaml"), list[str]()
+    experiment = Experiment(name="e", fleet="f.yaml", model=MODEL, methods=[{"name": "early-exit"}])
+    check_speed(experiment, wanted, said.append)
+    assert said == []
+    held = msgspec.structs.replace(experiment, speed="reference x86-avx512")
+    check_speed(held, wanted, said.append)
+    assert "served at the speed of this host" in said[0]
+    by_file = msgspec.structs.replace(wanted, wanted_speed="reference x86-avx512")
+    with pytest.raises(UsageError, match="no reference knows what a request takes"):
+        check_speed(experiment, by_file, said.append)

@@ -26,13 +26,13 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Codec, Optimizer
 from orchestrator.rounds.evaluator import LocalEvaluator
+from orchestrator.testing.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training import process as process_module
 from orchestrator.training.process import TrainerProcess
 from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
 from orchestrator.training.slot import HeldTo
-from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 from tests.hangs import COMMAND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one process for all tests
@@ -228,12 +228,17 @@ async def test_steps_of_a_paced_server_take_their_turns_and_their_time() -> None
 
 async def test_slots_of_a_held_server_take_the_time_of_the_reference_each_for_itself() -> None:
     """Each step takes 0.05 CPU s on the reference, at 0.5 CPU: 0.1 s, in two slots at once."""
-    kinds = {kind: Cost(((1.0, cpu_s), (100.0, cpu_s))) for kind, cpu_s in (("step", 0.05), ("first step", 0.05))}
+    taken = {"make": 0.04, "first step": 0.05, "step": 0.05, "joined step": 0.02, "read": 0.03}
+    kinds = {kind: Cost(((1.0, cpu_s), (100.0, cpu_s))) for kind, cpu_s in taken.items()}
     held_to = HeldTo(lambda method, assignment: kinds if method == "splitfed" else {}, index=2.0)
     async with TrainerProcess.started() as process:
         await process.ready()
         await process.limit(None, 0.5, slots=2, held_to=held_to)
-        results, _ = await one_round(process.trainer(), "splitfed")
+        trainer, begun = process.trainer(), time.monotonic()
+        results, _ = await one_round(trainer, "splitfed")
+        assert trainer.made is not None
+        assert trainer.made.reference_s == {"recorded": pytest.approx(3 * 0.04)}  # one half for each device
+        assert min(step.start_ns for step in results) / 1e9 - begun > 3 * 0.04 / 0.5 - 0.02
         steps = sorted(results, key=lambda step: step.start_ns)
         assert all(step.spent is not None and step.spent.samples == BATCH for step in steps)
         assert [step.spent.reference_s for step in steps if step.spent] == [{"recorded": 0.05}] * 6

@@ -14,7 +14,7 @@ from edgebed.methods.base import HALVES, METHODS, DeviceHalf, Method, Outgoing, 
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Privacy
-from tests.contract.rounds import SCHEDULE, make_method, play, small_model, view
+from orchestrator.testing.rounds import SCHEDULE, make_method, play, small_model, view
 
 THREE = {"a": 10, "b": 9, "c": 5}
 ROUNDS = range(1)

@@ -15,6 +15,7 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.limits.throttle import burst_bytes
 from edgebed.models.staged import MODELS, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.experiment import load
 from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.reader import read
@@ -58,7 +59,7 @@ def trained_run(folder: Path) -> Path:
     files.path.mkdir(parents=True)
     files.experiment.write_bytes(resolved(experiment, path, experiment.methods[0], 1.0))
     files.records.touch()
-    model = seeded(lambda: MODELS.create(experiment.model).build((1, 8, 8), 10), 0)
+    model = seeded(lambda: MODELS.create(experiment.model).build(LearningTask((1, 8, 8), 10)), 0)
     nodes = {"nodes": ["leaf-1", "leaf-2", "cloud"]}
     files.save(model.weights(), Progress(round=1, method=nodes), {})
     return files.path

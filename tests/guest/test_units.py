@@ -93,6 +93,7 @@ async def test_the_units_of_service_and_board_start_again_and_work(
     machine.join()
     for unit in (machine.served, machine.joined):
         assert (systemctl("is-enabled", unit), systemctl("is-active", unit)) == ("enabled", "active")
+        look_into_the_sandbox(unit)
     for unit in (machine.joined, machine.served):
         with starts_again(unit):
             os.kill(main_pid(unit), signal.SIGKILL)
@@ -108,6 +109,21 @@ async def test_the_units_of_service_and_board_start_again_and_work(
     assert not machine.keys.folder.exists()
     until(lambda: not machine.connected(), PATIENCE_S)
     assert "revoked" in machine.command(SERVICE, "boards", "ls", "--json")
+
+
+def look_into_the_sandbox(unit: ServiceUnit) -> None:
+    """What its process sees of this machine, and how systemd rates it (10: exposed)."""
+    seen = Path(f"/proc/{main_pid(unit)}/root")
+    assert Path("/etc/shadow").read_bytes()
+    assert not (seen / "etc/shadow").read_bytes()
+    assert not list((seen / "root").iterdir())
+    mounts = Path(f"/proc/{main_pid(unit)}/mounts").read_text().splitlines()
+    assert [line.split()[3][:2] for line in mounts if line.split()[1] == "/"] == ["ro"]
+    rated = subprocess.run(
+        ["systemd-analyze", "security", unit.name, "--no-pager"], capture_output=True, text=True
+    ).stdout
+    print(rated.splitlines()[-1])
+    assert float(rated.splitlines()[-1].split(": ")[1].split()[0]) < 4.5
 
 
 async def two_rounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ class Hostile:
     async def _beat(self) -> None:
         while True:
             self._say_status()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # as an honest agent's heartbeat does
 
     async def send(self, header: Header, body: bytes | bytearray) -> None:
         await self._port.send(ORCHESTRATOR, header, body)
@@ -169,7 +169,7 @@ class Hostile:
     def _train(self, task: Task, body: bytes) -> Work:
         torch.set_num_threads(1)
         assignment = msgspec.structs.replace(task.assignment, cpus=1.0)
-        model = MODELS.create(assignment.model).build(assignment.input_shape, assignment.classes)
+        model = MODELS.create(assignment.model).build(assignment.learns)
         model.load(decode_tensors(body))
         batches = self._shard.batches(assignment.batch_size, assignment.epochs, assignment.max_batches, assignment.seed)
         half = find_half(assignment.objective)(model, assignment, batches)
@@ -258,7 +258,7 @@ async def announced(agent: Hostile, work: Work) -> None:
         for index in range(SENT_MIB):
             frame = pack_chunk("announced", "", index, header, body, MIB)
             agent.data.publish(agent.topics.data_from(agent.device), frame)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets its heartbeats go on
 
 
 async def names(agent: Hostile, work: Work) -> None:
@@ -286,7 +286,7 @@ def publishes(make: Callable[[Hostile], list[bytes]], said: str) -> Attack:
     async def attack(agent: Hostile, work: Work) -> None:
         for payload in make(agent):
             agent.raw(payload)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets its heartbeats go on
         await agent.send(Failure(agent.device, work.task.id, said), b"")
 
     return attack

@@ -14,7 +14,7 @@ from edgebed.methods.base import Contribution
 from edgebed.methods.parts.aggregation import average, fault, impossible, merge_by_name, moved, not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import small_model
+from orchestrator.testing.rounds import small_model
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

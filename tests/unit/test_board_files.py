@@ -6,8 +6,10 @@ import datetime as dt
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -201,7 +203,14 @@ def test_a_unit_starts_at_boot_and_quotes_its_command() -> None:
         text
     )
     assert "SystemCallFilter=@system-service" in text
+    assert "InaccessiblePaths=-/etc/shadow -/etc/gshadow -/etc/ssh" in text
+    homes = [msgspec.structs.replace(made, folder=Path(each)).text(system=True) for each in ("/root/b", "/var/lib/b")]
+    used = any(Path(each).resolve().is_relative_to("/root") for each in (sys.prefix, sys.base_prefix, __file__))
+    assert ["ProtectHome=read-only" in each for each in homes] == [True, used]
+    assert ["ProtectHome=true" in each for each in homes] == [False, not used]
     assert "CapabilityBoundingSet=CAP_NET_ADMIN" in text
+    own = joining.unit(Path("/var/lib/b")).text(system=True)
+    assert "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_ADMIN" in own  # cgroups' root folder is 0555
     of_user = made.text(system=False)
     assert "WantedBy=default.target" in of_user
     assert "NoNewPrivileges=true" in of_user

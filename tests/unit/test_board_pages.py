@@ -67,13 +67,15 @@ def test_what_slows_boards_down_is_told_when_it_begins() -> None:
 
 @pytest.mark.parametrize("portion", [1, 7, 10_000])
 def test_lanes_of_the_live_page_have_the_marks_however_the_records_come_in(portion: int) -> None:
-    lanes = {lane["label"]: lane["marks"] for lane in of_state(live(portion))["lanes"]}
-    assert [mark for mark, _, _ in lanes["weak"]] == ["frequency_cap", "heat"]
+    lanes = {lane["label"]: lane["marks"] for lane in of_state(live(portion))["lanes"]["rows"]}
+    told = {name: [text.splitlines()[0] for *_, text in marks] for name, marks in lanes.items()}
+    assert told["weak"] == ["its frequency is capped", "it is so hot that it slows itself down"]
     rounds = [row.axis_s for row in live(10_000).rows]
-    for _, begin, end in lanes["weak"]:
+    for cls, begin, end, _ in lanes["weak"]:
+        assert cls == "m-board"
         assert rounds[2] <= begin < rounds[2] + 0.5
         assert rounds[5] - 0.5 < end <= rounds[5]
-    assert [mark for mark, _, _ in lanes["strong"]] == ["power_mode"]
+    assert told["strong"] == ["its power mode was changed"]
 
 
 def test_the_report_s_lanes_have_the_same_marks() -> None:
@@ -81,10 +83,10 @@ def test_the_report_s_lanes_have_the_same_marks() -> None:
     over_time = OverTime(state)
     for timeline in explained(state):
         over_time.add(timeline)
-    lanes = {lane["label"]: lane["marks"] for lane in over_time.result()["lanes"]}
+    lanes = {lane["label"]: lane["marks"] for lane in over_time.result()["lanes"]["rows"]}
     begin_ns = STARTS[0]
-    for mark, begin, end in lanes["weak"]:
-        assert mark in ("frequency_cap", "heat")
+    assert len(lanes["weak"]) == 2
+    for _, begin, end, _ in lanes["weak"]:
         assert STARTS[2] <= begin_ns + begin * 1e9 < begin_ns + end * 1e9 < STARTS[5]
 
 
@@ -106,7 +108,7 @@ def test_a_run_without_boards_shows_none() -> None:
     found = changes(state, Cursor())
     assert found is not None
     assert found["boards"] is None
-    assert all(lane["marks"] == [] for lane in of_state(state)["lanes"])
+    assert all(lane["marks"] == [] for lane in of_state(state)["lanes"]["rows"])
 
 
 def test_the_report_s_table_counts_rounds_and_adds_up_energy() -> None:

@@ -26,7 +26,7 @@ from orchestrator.rounds.bounds import (
     upload_bytes,
     upload_fault,
 )
-from tests.contract.rounds import BATCH, CLASSES, SCHEDULE, make_method, small_model, view
+from orchestrator.testing.rounds import BATCH, CLASSES, SCHEDULE, make_method, small_model, view
 
 HONEST = Report(9, 2, 0.5, 1.0, 0.9, None, 1000, 0.1, 2000, 0.2, 0.0, memory_mib=200.0)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.calibration import calibrate as calibration
 from orchestrator.calibration.calibrate import SLOW_TRIES, TRIES, Bench
-from orchestrator.calibration.verdicts import Item
+from orchestrator.calibration.verdicts import Item, estimate_s, short_plan
 from orchestrator.fleet.host.cores import Disturbance, HostWatch
+from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
 
 ITEM = Item("upload", True, seconds=1.2)
@@ -123,3 +125,30 @@ async def test_a_busy_host_is_waited_for_until_it_is_quiet_or_the_limit(
     monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: now[0]))
     await calibration.quiet_host(limit_s=5.0)
     assert len(seen) == looks
+
+
+async def test_a_calibration_tells_the_share_that_is_done_and_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def nobody(*_: object) -> AsyncIterator[dict[str, Any]]:
+        yield {}
+
+    async def no_rows(*_: object) -> list[Calibrated]:
+        return []
+
+    monkeypatch.setattr(calibration, "far_ends", nobody)
+    monkeypatch.setattr(Bench, "item", no_rows)
+    limits, told = {"one": Limits(0.1, 10_000_000, 10_000_000, 512)}, list[tuple[float, float]]()
+    done = await calibration.calibrate(
+        cast(Any, None),
+        limits,
+        cast(Any, None),
+        short=True,
+        on_row=lambda row: None,
+        on_item=lambda share, left_s: told.append((share, left_s)),
+    )
+    total = estimate_s(short_plan(1), list(limits.values()))
+    assert done.passed
+    assert told[0] == (0.0, pytest.approx(total))
+    assert told[-1] == (1.0, 0.0)
+    assert all(left_s == pytest.approx((1 - share) * total) for share, left_s in told)
+    assert [share for share, _ in told] == sorted({share for share, _ in told})

@@ -11,7 +11,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import DeviceView, Outcome
 from edgebed.methods.parts.capacity import Powers, checked_levels, fit, fit_line, largest_within
 from edgebed.wire.messages import Assignment, Report
-from tests.contract.rounds import BATCH, SCHEDULE, view
+from orchestrator.testing.rounds import BATCH, SCHEDULE, view
 
 COSTS = (0.25, 0.5, 1.0)
 ALIKE = (1000, 1000, 1000)  # bytes

@@ -25,7 +25,7 @@ from orchestrator.papers.cells import (
 from orchestrator.papers.compute import digest, refuse_measured
 from orchestrator.papers.entries import Selection, wanted_jobs
 from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
-from orchestrator.papers.verdicts import judge
+from orchestrator.papers.verdicts import judge, ours_of
 from orchestrator.records.compare.quantities import RunFigures
 
 TABLE = """
@@ -239,6 +239,27 @@ def test_one_seed_or_a_target_that_was_missed_proves_nothing() -> None:
     assert verdict([10], [5], below=1) == "cannot be told"
     assert verdict([10, 10, 10], [5, 5.1, None], below=1) == "cannot be told"
     assert verdict([10, 10, 10], [5, 5.1], below=1) == "cannot be told", "a cell is missing"
+
+
+def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> None:
+    def ours(a: dict[int, float | None], b: dict[int, float | None]) -> tuple[str, str]:
+        claim = Claim(text="", quantity="q", rows=["b"], below=1)
+        values = {("a", "x", seed): value for seed, value in a.items()}
+        values |= {("b", "x", seed): value for seed, value in b.items()}
+        found = judge(claim, "a", ["x", "y"], values, {})
+        assert found is not None
+        assert [(pair.column, ours_of(pair)) for pair in found.pairs[1:]] == [("y", "not run")]
+        return ours_of(found.pairs[0]), found.pairs[0].word
+
+    assert ours({}, {1: 5}) == ("not run: a with seed 1", "cannot be told")
+    assert ours({1: 10}, {2: 5}) == ("not run: b with seed 1; a with seed 2", "cannot be told")
+    assert ours({1: 10, 2: 10}, {1: 5, 2: 5, 3: 5}) == ("0.50 [0.50, 0.50] (not run: a with seed 3)", "cannot be told")
+    assert ours({1: None}, {1: 5, 2: 5}) == (
+        "reached by both in 0 of 1 seeds (not run: a with seed 2)",
+        "cannot be told",
+    )
+    assert ours({1: None}, {1: None}) == ("reached by both in 0 of 1 seeds", "cannot be told")
+    assert ours({1: 10, 2: 10}, {1: 5, 2: 5}) == ("0.50 [0.50, 0.50]", "holds")
 
 
 # ---- the page ----

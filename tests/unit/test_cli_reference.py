@@ -53,6 +53,10 @@ def test_sizes_have_units_and_lag_is_explained(odd: str) -> None:
     assert "32 samples" in shown
     assert "2 kB" in shown
     assert "lag: correlation of a piece with the next one of its task" in shown
+    of_server = said("show", "x86-avx512").partition("s2fl's server half")[2].partition("\n\n")[0]
+    assert "joined step" in of_server
+    assert "32 samples" in of_server
+    assert " B " not in of_server
 
 
 def test_the_ratio_says_which_one_takes_longer(odd: str) -> None:

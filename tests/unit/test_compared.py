@@ -34,6 +34,15 @@ def test_seeds_of_a_method_are_one_curve_with_a_band() -> None:
     assert xs[-1] == run("fedavg", 1).bytes_up_total + run("fedavg", 1).bytes_down_total
 
 
+def test_settings_of_a_sweep_have_names_of_their_own() -> None:
+    runs = [changed(run("dtfl", 1), setting={"training.batch_size": size}, run=f"r{size}") for size in (32, 64)]
+    names = ["dtfl, batch_size 32", "dtfl, batch_size 64"]
+    found = compared(runs)
+    assert [method["name"] for method in found["methods"]] == names
+    assert list(found["tables"]) == names
+    assert [row["label"] for row in found["times"]["rows"]] == names
+
+
 def test_a_method_has_one_style_whatever_is_beside_it() -> None:
     alone, beside = compared([run("fedavg", 1)]), compared([run("dtfl", 1), run("fedavg", 1)])
     assert alone["methods"][0]["style"] == beside["methods"][1]["style"] != beside["methods"][0]["style"]
@@ -61,17 +70,23 @@ def test_every_method_can_be_the_baseline_and_a_missing_speed_up_says_why() -> N
 
 def test_the_seconds_of_a_method_add_up_to_its_rounds() -> None:
     summary = run("dtfl", 1)
-    (method,) = compared([summary])["methods"]
+    (row,) = compared([summary])["spent"]["rows"]
     shares = [sum(device.phase_s.values()) for device in summary.devices.values()]
-    assert sum(method["spent"].values()) == pytest.approx(sum(shares) / len(shares) / len(summary.rounds), rel=1e-4)
+    assert row["bars"][-1][2] == pytest.approx(sum(shares) / len(shares) / len(summary.rounds), rel=1e-4)
 
 
 def test_a_run_without_a_round_is_compared_too() -> None:
     found = compared([summarise(Synthetic(method="dtfl", rounds=0).records), run("fedavg", 1)])
-    assert found["methods"][0]["spent"] == {}
+    assert [row["label"] for row in found["spent"]["rows"]] == ["fedavg"]
     assert found["methods"][0]["charts"]["bytes"]["seeds"] == []
     assert {row[0] for row in found["profiles"]} == {"fedavg"}
     assert compared([])["methods"] == []
+
+
+def test_simulations_are_named_so_only_beside_real_runs() -> None:
+    real, made = run("fedavg", 1), changed(run("dtfl", 1), enforcement="simulated")
+    assert [method["name"] for method in compared([made, made])["methods"]] == ["dtfl"]
+    assert [method["name"] for method in compared([made, real])["methods"]] == ["dtfl (simulated)", "fedavg"]
 
 
 def test_one_method_in_two_experiments_has_two_names() -> None:

@@ -400,12 +400,14 @@ def test_a_finished_round_has_the_names_of_the_timeline() -> None:
     found = gantt(run.records, state.sessions[0], state.rows[1])
     assert found is not None
     assert not found["live"]
-    assert found["straggler"] == "weak"
-    sums = found["devices"]["weak"]["sums"]
-    assert sums["compute"] == pytest.approx(3 * 0.4 / 2)
-    assert sums["upload_tail"] == pytest.approx(0.1 / 2)
-    assert sum(sums.values()) == pytest.approx(found["length_s"], rel=0.001)
-    assert [bar[0] for bar in found["own"]] == ["plan", "merge", "evaluation", "checkpoint"]
+    rows = {row["label"]: row for row in found["rows"]}
+    assert [name for name, row in rows.items() if row.get("slow")] == ["weak"]
+    heads, cells = [head[0] for head in found["columns"]], {row[0]: row for row in found["cells"]}
+    told = dict(zip(heads, cells["weak"], strict=True))
+    assert (told["compute"], told["upload tail"]) == ("600 ms", "50 ms")  # three batches of 0.4 s, divided by two
+    assert sum(end - start for _, start, end, _ in rows["weak"]["bars"]) == pytest.approx(found["to"], rel=0.01)
+    assert [bar[0] for bar in rows["orchestrator"]["bars"]] == ["plan", "merge", "evaluation", "checkpoint"]
+    assert {one["name"] for one in found["legend"]} >= {"compute", "upload tail", "wait for others"}
 
 
 def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
@@ -418,7 +420,8 @@ def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
     found = gantt(wanted, state.sessions[0], state.rows[1])
     assert found is not None
     assert found["live"]
-    names = {bar[0] for bar in found["devices"]["strong"]["bars"]}
+    names = {bar[0] for row in found["rows"] if row["label"] == "strong" for bar in row["bars"]}
+    assert found["now"] < found["to"] == 1.0  # the predicted end
     assert "working" in names
     assert "unreported" not in names
 
@@ -428,7 +431,7 @@ def test_short_stretches_are_drawn_together() -> None:
     state = folded(run.records)
     found = gantt(run.records, state.sessions[0], state.rows[0])
     assert found is not None
-    bars = found["devices"]["busy"]["bars"]
+    (bars,) = [row["bars"] for row in found["rows"] if row["label"] == "busy"]
     assert len(bars) < 10
     assert all(a[2] <= b[1] + 1e-3 for a, b in pairwise(bars))
 
@@ -501,11 +504,12 @@ def test_calibration_is_sent_whenever_it_has_grown() -> None:
     state, cursor = folded(Synthetic(rounds=2).records), Cursor()
     before = changes(state, cursor)
     assert before is not None
-    row = t.Calibrated(9, "weak", "cpu", "alone", 1.0, 1.0, 0.0, "", True, True, "")
+    row = t.Calibrated(9, "weak", "cpu busy", "alone", 1.0, 1.02, "CPUs", 0.02, True, True, "")
     reduce(state, [(10**9, row)])
     sent = changes(state, cursor)
     assert sent is not None
     assert len(sent["calibration"]) == len(before["calibration"]) + 1
+    assert sent["calibration"][-1] == ["weak", "CPU of a busy loop", "alone", "1 CPUs", "1.02 CPUs", "+2.0%", "holds"]
     reduce(state, [(10**9 + 1, t.Fault(10, "weak", "x"))])
     assert "calibration" not in (changes(state, cursor) or {})
 
@@ -579,6 +583,12 @@ def test_the_page_says_who_is_waited_for_and_since_when() -> None:
     assert (set(waiting["names"]), waiting["s"]) == (set(FLEET) - {first.device}, pytest.approx(3))
     assert head(state)["waiting"]["s"] is None, "a clock of another host"
     assert head(folded(records[:done]))["waiting"] is None
+    begun = [
+        msgspec.structs.replace(r, enforcement=t.SIMULATED) if isinstance(r, t.RunStarted) else r
+        for r in records[: done + 1]
+    ]
+    virtual = head(folded(begun), first.at_ns + 3_000 * MS)["waiting"]
+    assert (set(virtual["names"]), virtual["s"]) == (set(waiting["names"]), None), "its clock is not this host's"
     ended = head(folded(records))
     assert (ended["waiting"], ended["ending"]) == (None, "finished")
     assert "weak (profile-weak) was the straggler in 4 (100%) of 4 rounds" in ended["story"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from edgebed.datasets.shard import read_shard
 from edgebed.errors import UsageError
-from edgebed.wire.settings import Privacy
+from edgebed.wire.settings import LearningTask, Privacy
 from orchestrator.cli import build
 from orchestrator.experiment import Experiment
 from orchestrator.files.yaml_file import parse
@@ -60,7 +60,7 @@ def test_every_sample_lands_on_one_device_with_its_label(npz: Path, partition: d
     for name, shard in shards.items():
         assert torch.equal(shard.x[:, 0, 0, 0] % 3, shard.y)
         assert shard.label_counts == prepared.label_counts[name]
-    assert (prepared.input_shape, prepared.classes, prepared.class_names) == ((2, 4, 4), 3, ["0", "1", "2"])
+    assert (prepared.task, prepared.class_names) == (LearningTask((2, 4, 4), 3), ["0", "1", "2"])
     assert len(prepared.test_y) == 30
 
 

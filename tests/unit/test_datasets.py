@@ -194,7 +194,7 @@ X, Y = images(6, 4, 4), np.arange(6) % 2
         ({"x": X}, r"holds \['x'\]"),
         ({"a": X}, "none of the arrays"),
         ({"x": X, "y": Y[:5]}, "6 samples in x, 5 labels"),
-        ({"x": X[:, 0], "y": Y}, "samples of shape"),
+        ({"x": X[:, 0, 0], "y": Y}, "samples of shape"),
         ({"x": X.astype(str), "y": Y}, "type <U3"),
         ({"x": X, "y": Y.astype(float)}, "float64"),
         ({"x": X, "y": Y - 1}, "labels"),

@@ -8,6 +8,7 @@ import pytest
 
 from edgebed.methods.parts.exits import confidence, exit_logits, thresholds
 from edgebed.models.staged import MODELS, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.experiment import load
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import validation_of
@@ -34,7 +35,7 @@ def trained_run(folder: Path, validation: float) -> Path:
     files = RunFolder(folder / "runs" / "trained")
     files.path.mkdir(parents=True)
     files.experiment.write_bytes(resolved(experiment, path, experiment.methods[0], 1.0))
-    model = seeded(lambda: MODELS.create(experiment.model).build((1, 8, 8), 10), 0)
+    model = seeded(lambda: MODELS.create(experiment.model).build(LearningTask((1, 8, 8), 10)), 0)
     files.save(model.weights(), Progress(round=1, method={"nodes": ["leaf-1", "leaf-2", "cloud"]}), {})
     return files.path
 

@@ -29,6 +29,7 @@ from edgebed.wire.messages import (
 )
 from edgebed.wire.piece_times import Phase
 from edgebed.wire.protocol import PROTOCOL
+from edgebed.wire.reading import Readings
 from edgebed.wire.texts import MOST_TEXT
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.export.columns import write_csv
@@ -128,16 +129,34 @@ def test_texts_for_people_are_printable_and_short_when_they_come_in() -> None:
     )
     result = decode_control(raw("probe_result", id="1", error=ESCAPE + "x" * 9999))
     refuse = decode_control(raw("refuse", sender="a", receiver="b", transfer="t", why=ESCAPE + "x" * 9999))
+    at = {"at_ns": 1, "governor": ESCAPE, "power_mode": ESCAPE}
+    (reading,) = msgspec.convert([at], Readings)
     board = msgspec.json.encode({"online": True, "error": ESCAPE + "x" * 9999, "version": ESCAPE, "unheld": ESCAPE})
     state = decode_json(board, BoardState)
     assert isinstance(presence, Presence)
     assert isinstance(result, ProbeResult)
     assert isinstance(refuse, Refuse)
     texts = [*presence.host, *presence.host.values(), result.error, refuse.why, state.error, state.version]
-    for text in (*texts, state.unheld):
+    for text in (*texts, state.unheld, reading.governor or "", reading.power_mode or ""):
         assert text.isprintable()
         assert "all is well" in text
         assert len(text) <= MOST_TEXT + 1
+
+
+def test_the_state_of_a_board_has_a_longest_and_what_it_holds_is_printable() -> None:
+    """Its broker takes 8 MiB; so many details took a second to decode, of the service and of each run."""
+    limits = {"cpus": 1.0, "uplink_bit_s": 1, "downlink_bit_s": 1, "memory_mib": 1}
+    rest: dict[str, object] = dict.fromkeys(("cpu_s", "throttled_s", "throttled_periods", "memory_used_mib"), 0)
+    rest |= {"uplink_bytes": 0, "downlink_bytes": 0, "alive": True, "device": "a", "requested": limits}
+    held: dict[str, object] = {**limits, **rest, "details": {"qdisc" + ESCAPE: ESCAPE}}
+    state = decode_json(msgspec.json.encode({"online": True, "held": held}), BoardState)
+    assert state.held is not None
+    for text in (*state.held.details, *state.held.details.values()):
+        assert text.isprintable()
+        assert "all is well" in text
+    held["details"] = {str(number): "" for number in range(100_000)}
+    with pytest.raises(WireError, match="at most 65536 bytes"):
+        decode_json(msgspec.json.encode({"online": True, "held": held}), BoardState)
 
 
 @pytest.mark.parametrize("fields", [{"task": ESCAPE}, {"phase": ESCAPE}, {"phases": [[ESCAPE, "t", 0, 1]]}])

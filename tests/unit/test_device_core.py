@@ -38,7 +38,7 @@ from edgebed.models.costs import size_bytes
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Codec, Optimizer
-from tests.contract.rounds import CLASSES, SHAPE, as_shard, shard, small_model
+from orchestrator.testing.rounds import CLASSES, SHAPE, as_shard, shard, small_model
 
 HEAD: dict[str, Any] = {"objective": "head", "stages": 2, "uploads": ("features", "weights")}
 WHOLE: dict[str, Any] = {"objective": "output", "stages": 4, "uploads": ("weights",)}

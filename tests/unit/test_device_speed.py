@@ -8,7 +8,7 @@ import pytest
 from edgebed.methods.base import Outcome
 from edgebed.methods.parts.device_speed import Speeds, split_tiers, steps_in_time
 from edgebed.wire.messages import Assignment, Report
-from tests.contract.rounds import view
+from orchestrator.testing.rounds import view
 
 
 def outcome(device: str, seconds: float, compute_s: float, batches: int, communication_s: float) -> Outcome:

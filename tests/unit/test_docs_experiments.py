@@ -62,9 +62,10 @@ def test_every_key_stands_there_with_its_default(key: str, default: object) -> N
 
 
 def test_the_examples_can_be_read() -> None:
-    experiment, privacy, fleet, device = EXAMPLES
+    experiment, privacy, sweep, fleet, device = EXAMPLES
     path = Path("example.yaml")
     assert convert(experiment, Experiment, path).environment == Environment(every=10, share=0.3)
     assert convert({**experiment, **privacy}, Experiment, path).privacy.devices["cpu4-1"].patch_shuffle == 4
+    assert len(convert({**experiment, **sweep}, Experiment, path).parts) == 8
     assert convert(fleet, profile.FleetFile, path).devices[0].count == 3
     assert convert(device, profile.ProfileFile, path).cpus == 0.2

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from edgebed.methods.base import METHODS, Context, Method
-from tests.contract.rounds import COSTS, make_method, play, small_model
+from orchestrator.testing.rounds import COSTS, make_method, play, small_model
 
 DOCS = Path(__file__).parents[2] / "docs"
 

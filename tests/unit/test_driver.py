@@ -20,8 +20,8 @@ from orchestrator.records.server_records import ServerStep
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.settings import RoundSettings
+from orchestrator.testing.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 from orchestrator.training.server import ServerTrainer
-from tests.contract.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 
 
 class FakeEndpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.rounds import SCHEDULE, make_method, view
+from orchestrator.testing.rounds import SCHEDULE, make_method, view
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from edgebed.errors import PluginError, RunError, UsageError
 from edgebed.methods.base import METHODS, Context, Outcome, Plan
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Report
-from tests.contract.rounds import COSTS, SCHEDULE, make_method, small_model, view
+from edgebed.wire.settings import LearningTask
+from orchestrator.testing.rounds import COSTS, SCHEDULE, make_method, small_model, view
 
 
 def outcome(plan: Plan, device: str, compute_s: float, link_bytes_s: float) -> Outcome:
@@ -99,7 +100,7 @@ def test_wrong_options_are_refused() -> None:
 
 def test_a_model_without_heads_is_refused() -> None:
     model = small_model()
-    bare = StagedModel([(n, model.get_submodule(n)) for n in model.stage_names], {}, (1, 6, 6), 4)
+    bare = StagedModel([(n, model.get_submodule(n)) for n in model.stage_names], {}, LearningTask((1, 6, 6), 4))
     with pytest.raises(UsageError, match="auxiliary head"):
         METHODS.create({"name": "dtfl"}).setup(Context({}, bare, {}, 1))
 

@@ -13,7 +13,7 @@ from edgebed.methods.parts.local_training import count_batches
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.order import batch_bounds
-from tests.contract.rounds import SCHEDULE, view
+from orchestrator.testing.rounds import SCHEDULE, view
 
 # Per batch: deeper cuts cost the device more and the link less. Model transfers 0 unless a test says otherwise.
 COSTS = {

@@ -26,7 +26,7 @@ from edgebed.methods.parts.exits import (
 )
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import CPU, SCHEDULE, small_model, view
+from orchestrator.testing.rounds import CPU, SCHEDULE, small_model, view
 
 approx = pytest.approx
 

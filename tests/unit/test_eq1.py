@@ -11,6 +11,7 @@ import pytest
 
 from edgebed.models.costs import model_costs
 from edgebed.models.staged import MODELS
+from edgebed.wire.settings import LearningTask
 from orchestrator.papers.eq1 import Check, check_eq1, slowest, work_of
 from orchestrator.papers.tables import Reproduction, load_reproduction
 
@@ -48,7 +49,7 @@ def test_a_figure_that_does_not_follow_is_named(table: Reproduction) -> None:
 
 def test_elements_of_a_device_are_both_models_and_features_with_their_gradients() -> None:
     """SFL's cut is the fourth pool: 512 maps of 2x2."""
-    costs = model_costs(MODELS.create({"name": "vgg16"}), (3, 32, 32), 10, 2)
+    costs = model_costs(MODELS.create({"name": "vgg16"}), LearningTask((3, 32, 32), 10), 2)
     assert work_of(costs, 14).elements == 2 * 15_119_690
     assert work_of(costs, 10).elements == 2 * 7_640_640 + 2 * 500 * 512 * 2 * 2
     assert work_of(costs, 14).server == 0

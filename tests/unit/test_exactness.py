@@ -14,8 +14,8 @@ from edgebed.methods.parts.local_training import Half, UpperHalf
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Codec, Optimizer
-from tests.contract.rounds import SCHEDULE, batches_of, make_method, play, shard, small_model, view
+from edgebed.wire.settings import Codec, LearningTask, Optimizer
+from orchestrator.testing.rounds import SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 OPTIMIZERS = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
@@ -57,7 +57,9 @@ def plain_split(model: StagedModel, cut: int, batches: list[Batch], optimizer: s
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("cut", [1, 2, 3])
 async def test_dtfl_equals_plain_torch_at_every_cut(cut: int, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", msgspec.structs.replace(SCHEDULE, optimizer=SPECS[optimizer]))
+    monkeypatch.setattr(
+        "orchestrator.testing.rounds.SCHEDULE", msgspec.structs.replace(SCHEDULE, optimizer=SPECS[optimizer])
+    )
     method = make_method("dtfl", tier=cut)
     before = small_model().weights()
     merged = await play(method, before, {"a": 10}, range(1))
@@ -82,7 +84,7 @@ def stream(half: Half, upper: UpperHalf) -> Weights:
 @pytest.mark.parametrize("cut", range(1, 8))
 @pytest.mark.parametrize("name", ["resnet-tiny", "resnet56"])
 def test_both_halves_of_a_residual_network_equal_plain_torch_at_every_cut(name: str, cut: int) -> None:
-    model = seeded(lambda: MODELS.create({"name": name}).build((1, 8, 8), 10), 0)
+    model = seeded(lambda: MODELS.create({"name": name}).build(LearningTask((1, 8, 8), 10)), 0)
     generator = torch.Generator().manual_seed(cut)
     batches = [(torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) + i) for i in range(2)]
     plain = plain_split(model, cut, batches, "adam")
@@ -124,7 +126,9 @@ async def test_fedavg_of_one_device_equals_plain_torch() -> None:
 async def test_splitfed_of_one_device_equals_centralised_training(
     cut: int, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", msgspec.structs.replace(SCHEDULE, optimizer=SPECS[optimizer]))
+    monkeypatch.setattr(
+        "orchestrator.testing.rounds.SCHEDULE", msgspec.structs.replace(SCHEDULE, optimizer=SPECS[optimizer])
+    )
     method = make_method("splitfed", cut=cut)
     merged = await play(method, small_model().weights(), {"a": 10}, range(1))
     model = small_model()

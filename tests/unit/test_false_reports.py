@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgebed.methods.base import METHODS, Contribution, Outcome
 from edgebed.wire.messages import Report
 from orchestrator.rounds.bounds import bounds_of, report_fault
-from tests.contract.rounds import SCHEDULE, make_method, small_model, view
+from orchestrator.testing.rounds import SCHEDULE, make_method, small_model, view
 
 ELAPSED_S = 10.0
 SECONDS = st.one_of(st.sampled_from([0.0, 5e-324, 1e-9, ELAPSED_S]), st.floats(0, ELAPSED_S))

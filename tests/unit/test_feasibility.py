@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edgebed.errors import UsageError
+from edgebed.wire.settings import LearningTask
 from orchestrator.experiment import Experiment
 from orchestrator.runs.feasibility import check_fleet, check_methods
 from tests.unit._fleets import fleet
@@ -55,11 +56,13 @@ def test_a_quorum_of_all_that_are_drawn_is_taken() -> None:
 )
 def test_a_method_that_cannot_work_with_the_model_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_methods(experiment(**changes), ["d0", "d1"], (1, 8, 8), 10, PATH)
+        check_methods(experiment(**changes), ["d0", "d1"], LearningTask((1, 8, 8), 10), PATH)
     assert str(caught.value).startswith("e.yaml: ")
     assert message in str(caught.value)
     assert caught.value.hint
 
 
 def test_methods_that_work_with_the_model_are_taken() -> None:
-    check_methods(experiment(methods=[{"name": "dtfl"}, {"name": "fedgkt"}]), ["d0", "d1"], (1, 8, 8), 10, PATH)
+    check_methods(
+        experiment(methods=[{"name": "dtfl"}, {"name": "fedgkt"}]), ["d0", "d1"], LearningTask((1, 8, 8), 10), PATH
+    )

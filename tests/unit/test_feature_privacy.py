@@ -24,8 +24,8 @@ from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import MODELS, Weights, seeded
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, decode_header, encode
-from edgebed.wire.settings import Codec, Optimizer, Privacy
-from tests.contract.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
+from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
+from orchestrator.testing.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
 
 SGD = Optimizer("sgd", 0.05, momentum=0.9)
 HEAD = Assignment("a", {}, CLASSES, SHAPE, 2, "head", uploads=("features", "weights"), batch_size=4, optimizer=SGD)
@@ -327,7 +327,7 @@ def train(folder: Path, chosen: Privacy, told: Privacy) -> tuple[Result, list[We
     half = Assignment("a", model, 2, (1, 8, 8), 2, "head", uploads=("features", "weights"), batch_size=4, privacy=told)
     clock = iter(range(10_000))
     trainer, io = DeviceTrainer(read_shard(path), PhaseLog(lambda: next(clock))), NoIO()
-    built = seeded(lambda: MODELS.create(model).build((1, 8, 8), 2), 0)
+    built = seeded(lambda: MODELS.create(model).build(LearningTask((1, 8, 8), 2)), 0)
     body = encode_tensors({n: built.weights()[n] for n in built.names_below(2, head=True)}, Codec())
     return trainer.run(Task("t", "r", 0, half), body, io, threads=1), io.sent
 

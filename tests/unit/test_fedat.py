@@ -10,7 +10,7 @@ from edgebed.methods.fedat import FedAT, Memory, opposite_shares
 from edgebed.methods.parts.device_speed import Speeds
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import SCHEDULE, make_method, small_model, view
+from orchestrator.testing.rounds import SCHEDULE, make_method, small_model, view
 
 NAME = "md1.conv.bias"
 VIEWS = [view(name) for name in ("a", "b", "c")]

@@ -17,8 +17,8 @@ from edgebed.methods.fedgkt import KNOWN, LOGITS, OPTIMIZER, CommonUpper, FedGKT
 from edgebed.methods.parts.distillation import distillation
 from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights, seeded
 from edgebed.wire.order import shuffled
-from edgebed.wire.settings import Optimizer
-from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
+from edgebed.wire.settings import LearningTask, Optimizer
+from orchestrator.testing.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 SGD = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
 
@@ -226,7 +226,7 @@ def test_the_device_has_the_stem_and_a_classifier_of_two_bottlenecks(name: str, 
     each channel of a batch norm, and 64·10 + 10."""
     made = FedGKT()
     spec = made.model_spec({"name": name})
-    model = MODELS.create(spec).build((3, 32, 32), 10)
+    model = MODELS.create(spec).build(LearningTask((3, 32, 32), 10))
     assert made.options.cut == 1
     assert 4 * 100 * math.prod(model.feature_shape(1)) == 6_553_600
     first = 16 * 16 + 9 * 16 * 16 + 2 * 16 * 64 + 2 * (16 + 16 + 64 + 64)
@@ -243,7 +243,7 @@ def test_only_models_with_such_a_head_get_one_and_what_the_experiment_says_stays
 
 def test_other_heads_leave_the_stages_as_their_seed_makes_them() -> None:
     def build(spec: dict[str, object]) -> StagedModel:
-        return seeded(lambda: MODELS.create(spec).build((1, 8, 8), 10), 3)
+        return seeded(lambda: MODELS.create(spec).build(LearningTask((1, 8, 8), 10)), 3)
 
     plain, other = build({"name": "resnet-tiny"}), build(FedGKT().model_spec({"name": "resnet-tiny"}))
     weights = other.weights()
@@ -259,7 +259,7 @@ async def test_optimizers_go_on_from_round_to_round_on_both_sides(
 ) -> None:
     """Two rounds of one device equal plain torch with one optimizer for each side over both."""
     schedule = msgspec.structs.replace(SCHEDULE, optimizer=spec)
-    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    monkeypatch.setattr("orchestrator.testing.rounds.SCHEDULE", schedule)
     made, plain = method(), small_model().train()
     weights = await play(made, small_model().weights(), {"a": 10}, range(2))
 

@@ -16,7 +16,7 @@ from edgebed.methods.parts.capacity import Measured
 from edgebed.models.costs import partial_costs
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import CPUS, SCHEDULE, batches_of, make_method, play, shard, small_model, view, work_s
+from orchestrator.testing.rounds import CPUS, SCHEDULE, batches_of, make_method, play, shard, small_model, view, work_s
 
 LEVELS = (0.2, 0.25, 0.33, 0.5, 1.0)
 PAPER = (0.4583, 0.5727, 0.8759, 0.9329, 1.0)

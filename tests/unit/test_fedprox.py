@@ -11,8 +11,8 @@ from edgebed.methods.fedprox import FedProx
 from edgebed.methods.parts.device_speed import Speeds
 from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Optimizer
-from tests.contract.rounds import SCHEDULE, make_method, play, small_model, view
+from edgebed.wire.settings import LearningTask, Optimizer
+from orchestrator.testing.rounds import SCHEDULE, make_method, play, small_model, view
 
 
 class Scale(nn.Module):
@@ -29,7 +29,7 @@ class Scale(nn.Module):
 def test_two_steps_worked_by_hand() -> None:
     """x = 1, y = 0, lr 1, μ = 0.5. Step 1: dL/dw = p₀ − 1 = −0.5 at w = 0, where the term is 0; w = 0.5.
     Step 2: σ(0.5) − 1 + 0.5·0.5 = −0.37754 + 0.25; w = 0.5 + 0.12754."""
-    model = StagedModel([("md1", Scale())], {}, (1,), 2)
+    model = StagedModel([("md1", Scale())], {}, LearningTask((1,), 2))
     assignment = Assignment("a", {}, 2, (1,), 1, "prox", optimizer=Optimizer("sgd", 1.0), options={"mu": 0.5})
     batch = (torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
     half = find_half("prox")(model, assignment, [batch, batch])

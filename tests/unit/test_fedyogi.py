@@ -9,7 +9,7 @@ from edgebed.methods.base import Contribution
 from edgebed.methods.fedyogi import FedYogi
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
-from tests.contract.rounds import make_method, small_model
+from orchestrator.testing.rounds import make_method, small_model
 
 BIAS, MEAN, COUNT, HEAD = "md1.conv.bias", "md1.norm.running_mean", "md1.norm.num_batches_tracked", "head1.fc.bias"
 

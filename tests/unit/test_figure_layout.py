@@ -104,7 +104,7 @@ def several(count: int, rounds: int, seeds: int, long: bool, missed: bool) -> li
     ]
 
 
-LOOKS = [Look(width="column"), Look(width="page", title=False), Look(width="column", spread="interval")]
+LOOKS = [Look(width="column"), Look(width="page", title=False), Look(width="column", spread="interval", log=True)]
 
 
 def of_runs() -> Iterator[Figure]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgebed.errors import EdgebedError
+from edgebed.errors import EdgebedError, Mistakes
 from orchestrator.experiment import load
 from orchestrator.files.yaml_file import parse, write_yaml
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec, load_fleet, load_profile
@@ -75,7 +75,7 @@ def tried(kind: str, content: bytes, folder: Path) -> None:
     if error is not None:
         assert str(path) in str(error)
         assert error.hint
-        assert len(str(error)) < 1000
+        assert all(len(str(each)) < 1000 for each in (error.each if isinstance(error, Mistakes) else [error]))
 
 
 def refusal(kind: str, path: Path) -> EdgebedError | None:

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgebed.models.staged import StagedModel
+from edgebed.wire.settings import LearningTask
 from orchestrator.papers.gradient_variance import exit_variances
-from tests.contract.rounds import small_model
+from orchestrator.testing.rounds import small_model
 
 
 def test_two_batches_by_hand() -> None:
     """Logits are 0, so p = 1/2 and the gradient is (p - y) x. Batch 1: x = (1, 0), class 0; batch 2: x = (3, 0), class
     1. A row of W has the gradients ∓(0.5, 0) and ±(1.5, 0), variances 1 and 0; a bias ∓0.5 and ±0.5, variance 0.25."""
-    model = StagedModel([("top", nn.Sequential(nn.Flatten(), nn.Linear(2, 2)))], {}, (2, 1, 1), 2)
+    model = StagedModel([("top", nn.Sequential(nn.Flatten(), nn.Linear(2, 2)))], {}, LearningTask((2, 1, 1), 2))
     for weight in model.parameters():
         nn.init.zeros_(weight)
     batches = [(torch.tensor([[a, 0.0]]).view(1, 2, 1, 1), torch.tensor([label])) for a, label in ((1.0, 0), (3.0, 1))]

@@ -83,12 +83,52 @@ def test_a_speed_up_is_of_pairs_of_one_seed() -> None:
     assert speed_up(QUICK[:1], SLOW[1:]) == Estimate(None)  # no seed in common
 
 
-def test_runs_that_did_not_reach_the_target_are_counted_and_left_out_of_the_mean() -> None:
-    (found,) = group([*QUICK[:2], run("dtfl", 3, None)])
-    assert (found.reached, found.runs, found.time_to_target_s.count) == (2, 3, 2)
-    assert found.time_to_target_s.mean == 11
+def test_runs_that_did_not_reach_the_target_are_counted_and_part_of_the_mean() -> None:
+    (found,) = group([*QUICK[:2], changed(run("dtfl", 3, None), total_s=20.0)])
+    assert (found.reached, found.runs, found.time_to_target_s.count) == (2, 3, 3)
+    assert found.time_to_target_s.mean == pytest.approx((10 + 12 + 20) / 3)
+    assert found.restricted_to_s == 20
     (never,) = group([run("dtfl", 1, None)])
     assert never.time_to_target_s == Estimate(None)
+
+
+def test_every_group_of_an_experiment_is_restricted_to_the_same_time() -> None:
+    """The last FedAvg ends at 26 s without the target: the curve is 1 to 24 s, then 2/3 to 30 s."""
+    slow = [*SLOW[:2], changed(run("fedavg", 3, None), total_s=26.0)]
+    dtfl, fedavg = group([*QUICK, *slow])
+    assert (dtfl.restricted_to_s, fedavg.restricted_to_s) == (30, 30)
+    assert dtfl.time_to_target_s.mean == pytest.approx(12)
+    assert fedavg.time_to_target_s.mean == pytest.approx(24 + 2 / 3 * 6)
+    assert dtfl.speed_up.mean == pytest.approx(28 / 12)
+    assert dtfl.log_rank_p is not None
+    assert dtfl.log_rank_p < 0.1
+    assert fedavg.log_rank_p is None
+    text = to_latex([dtfl, fedavg], "fedavg", [])
+    assert "Kaplan" in text
+    assert "(to 30 s)" in text
+    assert "log-rank p 0.0" in text
+
+
+def in_setting(summaries: list[Summary], size: int) -> list[Summary]:
+    return [changed(each, setting={"training.batch_size": size}) for each in summaries]
+
+
+def test_a_setting_of_a_sweep_is_a_group_and_is_compared_within_itself() -> None:
+    doubled = [changed(each, time_to_target_s=2 * (each.time_to_target_s or 0)) for each in SLOW]
+    found = group([*in_setting(QUICK, 32), *in_setting(SLOW, 32), *in_setting(QUICK, 64), *in_setting(doubled, 64)])
+    names = ["dtfl, batch_size 32", "fedavg, batch_size 32", "dtfl, batch_size 64", "fedavg, batch_size 64"]
+    assert [each.method for each in found] == names
+    means = [each.speed_up.mean for each in found]
+    assert means[1] == means[3] == 1
+    assert means[2] == pytest.approx(2 * (means[0] or 0))
+
+
+def test_a_simulated_run_is_put_beside_a_real_one_only_where_that_was_asked() -> None:
+    simulated = [changed(each, enforcement="simulated") for each in QUICK]
+    assert group([*simulated, *SLOW])[0].speed_up == Estimate(None)
+    assert group([*simulated, *SLOW], SLOW[-1])[0].speed_up.count == 3
+    both = group([*simulated, *(changed(each, enforcement="simulated") for each in SLOW), *SLOW])
+    assert both[0].speed_up.mean == pytest.approx(12 ** (1 / 3))
 
 
 def test_stragglers_are_told_by_profile() -> None:

@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgebed.errors import CapacityError, FleetError
@@ -16,6 +17,7 @@ from orchestrator.fleet import engine, leftovers, ownership
 from orchestrator.fleet.host import cpus as host_cpus
 from orchestrator.fleet.host.cpus import Admitted, Claim, Standing, admit, standing, taken_cpus
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
+from orchestrator.fleet.spec.speed import Speed
 
 CORES = 4.0
 
@@ -101,6 +103,27 @@ def test_a_fleet_that_does_not_fit_alone_is_not_blamed_on_others(place: Path) ->
     with pytest.raises(CapacityError) as refused:
         start(2, spec(3.9), "off")
     assert "other fleets" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("by_index", "claimed"), [(1.5, 1.5), (9.0, 2.5)])
+def test_a_fleet_that_is_not_measured_yet_claims_what_the_index_tells_and_no_more_than_is_left(
+    place: Path, by_index: float, claimed: float
+) -> None:
+    start(1, spec(0.5))
+    unknown = Speed("core", 1e-3, unsure=by_index)
+    first = start(2, msgspec.structs.replace(spec(2.0), speed=unknown), 2.0)
+    assert first.dilation == 2.0
+    assert held(standing())["f00000002"] == (claimed, 0.5)
+
+
+def test_a_fleet_that_asks_again_keeps_its_place_meanwhile(place: Path) -> None:
+    first = start(1, spec(3.0), 1.0)
+    second = start(1, spec(1.0), 1.0)
+    assert held(standing()) == {"f00000001": (1.0, 0.5)}
+    first.claim.close(renewed=True)
+    assert held(standing()) == {"f00000001": (1.0, 0.5)}
+    second.claim.close()
+    assert standing() == []
 
 
 def test_a_fleet_holds_the_most_that_its_changing_profiles_need(place: Path) -> None:

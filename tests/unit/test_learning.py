@@ -22,7 +22,7 @@ def test_resnet_tiny_reaches_90_percent_of_digits_in_a_few_rounds_of_fedavg(tmp_
     base = {"name": "t", "fleet": "f", "methods": [{"name": "fedavg"}], "training": {"seed": 1}}
     prepared = prepare_data(msgspec.convert(base, Experiment), [f"d{i}" for i in range(DEVICES)], tmp_path)
     plugin = MODELS.create({"name": "resnet-tiny"})
-    model = seeded(lambda: plugin.build(prepared.input_shape, prepared.classes), 1)
+    model = seeded(lambda: plugin.build(prepared.task), 1)
     weights: Weights = {name: value.clone() for name, value in model.weights().items()}
     shards = [read_shard(path) for path in prepared.shards.values()]
     reached = []

@@ -16,7 +16,7 @@ from edgebed.methods.parts.local_training import UpperHalf, make_optimizer
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Optimizer
-from tests.contract.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
+from orchestrator.testing.rounds import CLASSES, CPU, SHAPE, batches_of, shard, small_model
 
 HEAD = Assignment("a", {}, CLASSES, SHAPE, 2, "head", uploads=("features", "weights"), batch_size=4)
 OUTPUT = Assignment("a", {}, CLASSES, SHAPE, 4, "output", batch_size=4)

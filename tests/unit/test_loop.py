@@ -132,6 +132,22 @@ async def test_what_must_not_be_interrupted_ends_before_the_interruption_counts(
     assert done.is_set()
 
 
+async def test_an_error_of_what_must_not_be_interrupted_is_not_lost_in_the_interruption() -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        await go.wait()
+        raise OSError("disk full")
+
+    task = asyncio.create_task(uninterrupted(work()))
+    await began.wait()
+    task.cancel()
+    asyncio.get_running_loop().call_soon(go.set)
+    with pytest.raises(OSError, match="disk full"):
+        await task
+
+
 async def test_testing_the_same_weights_again_does_not_bring_the_learning_rate_down() -> None:
     class Still(Method):
         def evaluate(self, weights: Weights, x: Tensor, y: Tensor, accelerator: torch.device) -> Score:

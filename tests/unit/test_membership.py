@@ -183,6 +183,39 @@ def test_another_protocol_is_refused_with_a_fault() -> None:
     assert "update" in fault.what
 
 
+def with_plugins() -> RecordedMembership:
+    made = RecordedMembership()
+    made.membership = Membership(["a", "b"], made.notify, made.records.append, plugins={"mine": "0" * 64})
+    return made
+
+
+def announced(incarnation: str, sha256: str) -> Presence:
+    return msgspec.structs.replace(presence(incarnation=incarnation), plugins={"mine": sha256})
+
+
+def test_an_agent_with_other_code_is_refused_and_one_with_the_right_code_may_follow() -> None:
+    made = with_plugins()
+    made.membership.on_control("a", announced("1", "f" * 64))
+    assert not made.membership.devices["a"].online
+    assert "has other code of the plug-in 'mine'" in made.membership.devices["a"].hopeless
+    made.membership.on_control("a", announced("2", "0" * 64))
+    assert made.membership.devices["a"].online
+    assert not made.membership.devices["a"].hopeless
+
+
+def test_a_presence_with_other_code_does_not_end_the_agent_that_is_there() -> None:
+    made = with_plugins()
+    made.membership.on_control("a", announced("1", "0" * 64))
+    made.membership.on_control("a", announced("1", "f" * 64))  # who heard the incarnation says something else
+    assert made.membership.devices["a"].online
+    assert not [message for _, message in made.said if isinstance(message, Shutdown)]
+
+
+def test_plug_ins_in_a_presence_can_be_printed() -> None:
+    told = msgspec.structs.replace(presence(), plugins={"mine\x1b[2K": "\x1b[8m"})
+    assert all(text.isprintable() for pair in told.plugins.items() for text in pair)
+
+
 def test_foreign_devices_and_false_names_change_nothing() -> None:
     recorded = RecordedMembership()
     recorded.membership.on_control("stranger", presence("stranger"))

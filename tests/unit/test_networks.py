@@ -10,10 +10,11 @@ from torch import nn
 
 from edgebed.errors import EdgebedError, PluginError, UsageError
 from edgebed.models.staged import MODELS, StagedModel
+from edgebed.wire.settings import LearningTask
 
 
 def make(name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, **options: object) -> StagedModel:
-    return MODELS.create({"name": name, **options}).build(shape, classes)
+    return MODELS.create({"name": name, **options}).build(LearningTask(shape, classes))
 
 
 def parameters(model: StagedModel) -> int:

@@ -21,10 +21,11 @@ from edgebed.models.operations import (
     fcnn_operations,
 )
 from edgebed.models.staged import MODELS, StagedModel
+from edgebed.wire.settings import LearningTask
 
 
 def build(name: str, shape: tuple[int, ...]) -> StagedModel:
-    return MODELS.create({"name": name}).build(shape, 10)
+    return MODELS.create({"name": name}).build(LearningTask(shape, 10))
 
 
 @pytest.mark.parametrize(("train_from", "printed"), list(enumerate([15_305_968, 9_779_760, 7_496_160, 6_473_760])))

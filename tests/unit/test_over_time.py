@@ -36,7 +36,7 @@ def state_of(records: list[Record]) -> RunState:
 
 def test_lanes_of_a_report_cover_the_run_with_the_names_of_the_timeline() -> None:
     found = of_records(LOST)
-    lanes = {lane["label"]: lane["bars"] for lane in found["lanes"]}
+    lanes = {lane["label"]: lane["bars"] for lane in found["lanes"]["rows"]}
     assert set(lanes) == {"weak", "middle", "strong"}
     for bars in lanes.values():
         assert bars[0][1] == pytest.approx(0, abs=1e-6)
@@ -48,15 +48,16 @@ def test_lanes_of_a_report_cover_the_run_with_the_names_of_the_timeline() -> Non
 
 def test_a_session_begins_where_the_one_before_it_ended() -> None:
     found = of_records(resumed())
-    assert found["to"] == pytest.approx(max(bar[2] for lane in found["lanes"] for bar in lane["bars"]), rel=1e-3)
-    for lane in found["lanes"]:
+    lanes = found["lanes"]["rows"]
+    assert found["to"] == pytest.approx(max(bar[2] for lane in lanes for bar in lane["bars"]), rel=1e-3)
+    for lane in lanes:
         assert all(bar[1] >= 0 for bar in lane["bars"])
 
 
 def test_lanes_of_a_run_that_goes_on_tell_work_from_waits() -> None:
     state = state_of(LOST)
     found = of_state(state)
-    names = {lane["label"]: [bar[0] for bar in lane["bars"]] for lane in found["lanes"]}
+    names = {lane["label"]: [bar[0] for bar in lane["bars"]] for lane in found["lanes"]["rows"]}
     assert "left_out" in names["middle"]
     assert "wait_for_others" in names["strong"]
     assert found["to"] == pytest.approx(state.elapsed_s, rel=1e-4)
@@ -94,7 +95,8 @@ def test_a_long_run_is_drawn_with_few_cells() -> None:
 
 
 def test_nothing_yet_is_no_error() -> None:
-    assert of_records(Synthetic(rounds=0).records)["to"] == 0
+    found = of_records(Synthetic(rounds=0).records)
+    assert (found["to"], found["lanes"]["rows"]) == (0, []), "an axis of no time has no rows"
 
 
 def test_a_slow_first_round_is_marked_once_later_rounds_show_what_is_usual() -> None:

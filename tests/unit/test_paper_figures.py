@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib
 import msgspec
 import pytest
 from PIL import Image
@@ -15,8 +16,9 @@ from orchestrator.records.account import summarise
 from orchestrator.records.critical.bound_by import Part
 from orchestrator.records.summary import BoundBy, Summary
 from orchestrator.report.figures import bound_shares, mean_shares
-from orchestrator.report.look import Look
-from orchestrator.report.paper_figures import FIGURES, write_figures
+from orchestrator.report.look import PAIRED, REACHED, Look
+from orchestrator.report.paper_figures import FIGURES, plots, write_figures
+from orchestrator.report.sheet import lay_out, style
 from tests.summaries import changed
 from tests.synthetic import Synthetic
 
@@ -41,7 +43,7 @@ def text_of(svg: Path) -> str:
 
 def test_one_svg_per_figure_with_text_that_stays_text(tmp_path: Path) -> None:
     written = write_figures(RUNS, [tmp_path / "all.svg"], None, Look())
-    assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES]
+    assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name != REACHED]
     for path in written:
         assert "dtfl" in text_of(path)
         assert "fedavg" in text_of(path)
@@ -49,10 +51,20 @@ def test_one_svg_per_figure_with_text_that_stays_text(tmp_path: Path) -> None:
     assert "band: least to greatest of the seeds" in text_of(tmp_path / "all-accuracy-time.svg")
 
 
+def test_time_can_be_logarithmic() -> None:
+    shapes = {}
+    for log in (False, True):
+        (plot,) = plots(RUNS, "accuracy-time")
+        with matplotlib.rc_context(style(Look())):
+            figure, _ = lay_out(plot, Look(log=log))
+        shapes[log] = figure.axes[0].get_xscale(), figure.axes[0].get_xlim()[0] > 0
+    assert shapes == {False: ("linear", False), True: ("log", True)}
+
+
 def test_only_runs_whose_rounds_alternated_have_the_figure_of_pairs(tmp_path: Path) -> None:
     alone = [changed(each, interleaved=False) for each in RUNS]
     written = write_figures(alone, [tmp_path / "all.svg"], None, Look())
-    assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name != "paired-ratio"]
+    assert [path.name for path in written] == [f"all-{name}.svg" for name in FIGURES if name not in (PAIRED, REACHED)]
 
 
 def test_bounds_and_waits_are_drawn_where_the_records_tell_them(tmp_path: Path) -> None:
@@ -86,7 +98,7 @@ def test_a_pdf_has_a_page_per_figure_and_names_its_runs(tmp_path: Path) -> None:
     path = tmp_path / "all.pdf"
     assert write_figures(RUNS, [path], None, Look()) == [path]
     content = path.read_bytes()
-    assert len(re.findall(rb"/Type /Page\b", content)) == len(FIGURES)
+    assert len(re.findall(rb"/Type /Page\b", content)) == len(FIGURES) - 1
     assert RUNS[0].run.encode() in content
 
 

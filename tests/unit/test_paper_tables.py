@@ -10,11 +10,13 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS
-from edgebed.wire.settings import Augment
+from edgebed.wire.settings import Augment, LearningTask
 from orchestrator.fleet.spec.profile import load_fleet
+from orchestrator.papers.cells import settings_of
 from orchestrator.papers.compute import refuse_measured, with_deadline
+from orchestrator.papers.learnings import key_of
 from orchestrator.papers.tables import SCALES, Job, ScaleName, jobs, load_reproduction, merged
-from tests.contract.rounds import SCHEDULE, view
+from orchestrator.testing.rounds import SCHEDULE, view
 
 TABLES = sorted((Path(__file__).parents[2] / "profiles" / "experiments" / "papers").glob("*.yaml"))
 
@@ -110,7 +112,7 @@ def test_every_round_of_fedpmt_s_figure_2_has_each_width_equally_often(name: str
     job = next(each for each in jobs(load_reproduction(path), path, scale) if each.row == "fedpmt")
     experiment = job.experiment
     method = METHODS.create(experiment.methods[0])
-    model = MODELS.create(experiment.model).build((3, 32, 32) if "cifar" in name else (1, 28, 28), 10)
+    model = MODELS.create(experiment.model).build(LearningTask((3, 32, 32) if "cifar" in name else (1, 28, 28), 10))
     method.setup(Context(experiment.model, model, {}, server_slots=1))
     devices = load_fleet((path.parent / experiment.fleet).resolve()).devices
     views = [view(each.name, 300, each.profile.limits.cpus) for each in devices]
@@ -170,3 +172,13 @@ def test_a_deadline_is_that_of_another_row(tmp_path: Path) -> None:
     assert with_deadline(found["a", ("hard",)].experiment, 26.4).training.deadline_s == 26.5
     with pytest.raises(UsageError, match="deadline_of: 'z'"):
         load_reproduction(write(tmp_path, text.replace("deadline_of: b", "deadline_of: z")))
+
+
+def test_both_cases_of_dtfl_s_table_1_learn_each_tier_once() -> None:
+    keys: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {}
+    for name in ("dtfl-table1", "dtfl-table1-eq5"):
+        (path,) = (each for each in TABLES if each.stem == name)
+        for job in jobs(load_reproduction(path), path, "real", [1]):
+            keys.setdefault(key_of(settings_of(job, path)), []).append((name, job.row, job.columns))
+    assert {len(same) for same in keys.values()} == {4}
+    assert len(keys) == 7

@@ -25,7 +25,7 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost, Task, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.references.reference import load_reference
-from orchestrator.simulation.paper_costs import PaperCosts
+from orchestrator.simulation.paper_costs import DeclaredLinks
 from orchestrator.simulation.reference_costs import ReferenceCosts
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 from tests.component._fleet import model, write_noise_shard
@@ -75,7 +75,7 @@ class Agent:
     def pace(self) -> None: ...
 
 
-class Noting(PaperCosts):
+class Noting(DeclaredLinks):
     """Notes the pieces that a device is charged."""
 
     def __init__(self) -> None:
@@ -151,6 +151,15 @@ async def test_a_simulated_device_is_charged_the_pieces_of_an_agent(name: str, b
     assert device.used_s == len(device.costs.pieces)  # every piece takes its second
 
 
+async def test_pieces_that_vary_are_drawn_from_the_seed_of_the_task(tmp_path: Path) -> None:
+    varying = Cost(((8, 2.0),), spread=(0.5, 0.9, 1.5, 2.0, 2.0), lag=0.3)
+    task, body, shard = work_of("fedavg", tmp_path, {"batch": varying, "first batch": varying})
+    taken = [(await Simulated().do(task, body, shard, builds=True)).pieces.reference_s for _ in range(2)]
+    own = msgspec.structs.replace(task.assignment, seed=task.assignment.seed + 1)
+    other = await Simulated().do(msgspec.structs.replace(task, assignment=own), body, shard, builds=True)
+    assert taken[0] == taken[1] != other.pieces.reference_s
+
+
 async def test_what_a_task_says_that_its_pieces_cost_is_charged_and_reported(tmp_path: Path) -> None:
     costs = {
         "receive": Cost(((0, 0.0), (1000, 0.5))),
@@ -175,10 +184,10 @@ def test_the_server_takes_the_references_pieces_and_a_group_their_sum() -> None:
     assert held is not None
     kinds = held.costs("dtfl", own)
     step_s = seconds(kinds["step"], 8)
-    assert costs.server_s("dtfl", "step", [(own, 8)]) == pytest.approx(step_s)
-    assert costs.server_s("dtfl", "step", [(own, 8), (own, 8)]) == pytest.approx(2 * step_s)
-    assert costs.server_s("dtfl", "first step", [(own, 8)]) > step_s
-    assert costs.server_s("dtfl", "read", [(own, 1)]) == pytest.approx(kinds["read"].points[0][1])
+    assert costs.server_s("dtfl", [(own, "step", 8)]) == pytest.approx(step_s)
+    assert costs.server_s("dtfl", [(own, "step", 8), (own, "joined step", 8)]) == pytest.approx(2 * step_s)
+    assert costs.server_s("dtfl", [(own, "first step", 8)]) > step_s
+    assert costs.server_s("dtfl", [(own, "read", 1)]) == pytest.approx(kinds["read"].points[0][1])
 
 
 def test_a_link_has_the_wires_headers_and_the_latency_both_ways() -> None:
@@ -189,7 +198,7 @@ def test_a_link_has_the_wires_headers_and_the_latency_both_ways() -> None:
 
 def test_work_that_neither_a_recording_nor_layers_tell_is_refused_with_what_to_do() -> None:
     bare = ReferenceCosts(msgspec.structs.replace(REFERENCE, work={}, layers={}))
-    asks = (lambda: bare.task_costs(assignment()), lambda: bare.server_s("dtfl", "step", [(assignment(), 8)]))
+    asks = (lambda: bare.task_costs(assignment()), lambda: bare.server_s("dtfl", [(assignment(), "step", 8)]))
     for ask in asks:
         with pytest.raises(UsageError, match="reference x86-avx512 does not know what a ") as refused:
             ask()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -290,7 +291,6 @@ def served(spent: Spent | None, *, rounds: int = 3) -> RunFacts:
         records.append(RoundStarted(at, number, 0.0, 0.1, ("a", "b"), plan))
         records.append(HalfWork(at, at + 9, number, "make", ("a", "b"), spent))
         records += [ServerStep(at, at + 9, number, (name,), n, at, spent) for name in "ab" for n in range(2)]
-        records.append(ServerStep(at, at + 9, number, ("a", "b"), 2, at, spent))
         records.append(HalfWork(at, at + 9, number, "read", ("a",), spent))
     return sort(records)
 
@@ -308,6 +308,54 @@ def test_steps_of_a_server_with_cpus_of_its_own_are_recorded() -> None:
     assert server_work([served(None)]) == ({}, {})
 
 
+def grouped(steps: Mapping[str, float], *, rounds: int = 3) -> RunFacts:
+    """A run of S²FL; seconds of the steps of a round by their devices. Cuts: a 2, b 3, c 4."""
+    plan = {name: msgspec.structs.replace(HALF, device=name, stages=2 + n) for n, name in enumerate("abc")}
+    records: list[Record] = [RunStarted(0, "2026-11-23", "run", "e", "s2fl", 1, "local", "kernel", 1.0, True, 0, 0.9)]
+    for number in range(rounds):
+        at = 1 + 100 * number
+        records.append(RoundStarted(at, number, 0.0, 0.1, tuple(plan), plan))
+        records.append(HalfWork(at, at + 9, number, "make", tuple(plan), Spent(0.5, 0)))
+        for names, cpu_s in steps.items():
+            records.append(ServerStep(at, at + 9, number, tuple(names), 1, at, Spent(cpu_s, 32 * len(names))))
+    return sort(records)
+
+
+def test_a_step_of_several_devices_is_divided_between_the_shallowest_and_the_others() -> None:
+    work, laws = server_work([grouped({"a": 0.010, "b": 0.008, "ba": 0.016, "abc": 0.020})])
+    halves = {name: msgspec.structs.replace(HALF, stages=2 + n) for n, name in enumerate("abc")}
+    found = {
+        (name, kind): [(each.size, each.count, each.mean_s) for each in sizes]
+        for name, half in halves.items()
+        for kind, sizes in work[half_key("s2fl", half)].items()
+    }
+    assert found == {
+        ("a", "step"): [(32, 3, pytest.approx(0.010))],
+        ("b", "step"): [(32, 3, pytest.approx(0.008))],
+        ("b", "joined step"): [(32, 6, pytest.approx((0.006 + 0.005) / 2))],
+        ("c", "joined step"): [(32, 3, pytest.approx(0.005))],
+    }
+    assert "make" not in laws  # how many halves there were is not recorded
+    costs = TaskCosts(reference(work))
+    a, b, c = (costs.of_half("s2fl", half) for half in halves.values())
+    assert seconds(a["step"], 32) + seconds(b["joined step"], 32) == pytest.approx(0.0155)
+    assert (b["joined step"].origin, a["joined step"].origin, c["joined step"].origin) == (
+        RECORDED,
+        BY_LAYERS,
+        RECORDED,
+    )
+
+
+def test_where_no_device_was_seen_alone_each_has_an_equal_part() -> None:
+    work, _ = server_work([grouped({"abc": 0.030})])
+    parts = [(kind, each.size, each.mean_s) for kinds in work.values() for kind, (each,) in kinds.items()]
+    assert sorted(parts) == [
+        ("joined step", 32, pytest.approx(0.010)),
+        ("joined step", 32, pytest.approx(0.010)),
+        ("step", 32, pytest.approx(0.010)),
+    ]
+
+
 def test_halves_of_methods_cuts_and_optimizers_differ() -> None:
     others = [assignment(stages=3), assignment(optimizer=Optimizer("adam")), assignment(classes=7)]
     assert len({half_key("dtfl", HALF), half_key("splitfed", HALF), *(half_key("dtfl", a) for a in others)}) == 5
@@ -319,7 +367,7 @@ def test_a_half_costs_what_was_recorded_and_others_what_their_layers_add_up_to()
     costs = TaskCosts(reference(steps, Unseen(batch_s=0.5, first=3.0, sizes=laws)))
     recorded, other = costs.of_half("dtfl", HALF), costs.of_half("dtfl", msgspec.structs.replace(HALF, stages=3))
     assert seconds(recorded["step"], 32) == pytest.approx(0.010)
-    assert {cost.origin for cost in recorded.values()} == {RECORDED}
+    assert {kind for kind, cost in recorded.items() if cost.origin == BY_LAYERS} == {"joined step", "first joined step"}
     assert other["step"].origin == BY_LAYERS
     assert seconds(other["step"], 32) > 0.5
     assert seconds(other["first step"], 32) == pytest.approx(3 * seconds(other["step"], 32))
@@ -333,8 +381,11 @@ def test_the_references_that_come_with_edgebed_know_the_server_of_the_demo(name:
     demo = msgspec.structs.replace(HALF, model={"name": "resnet-tiny"}, optimizer=Optimizer("adam"))
     for cut in (1, 3, 7):
         found = costs.of_half("dtfl", msgspec.structs.replace(demo, stages=cut))
-        assert {kind: cost.origin for kind, cost in found.items()} == dict.fromkeys(
-            ("make", "read", "first step", "step"), RECORDED
-        )
+        known = {kind for kind, cost in found.items() if cost.origin == RECORDED}
+        assert known == {"make", "read", "first step", "step"}
+    for cut in (1, 3, 5):  # groups
+        grouped = costs.of_half("s2fl", msgspec.structs.replace(demo, stages=cut))
+        assert {cost.origin for cost in grouped.values()} == {RECORDED}
+        assert 0 < seconds(grouped["joined step"], 32) < seconds(grouped["step"], 32)
     steps = [seconds(costs.of_half("dtfl", msgspec.structs.replace(demo, stages=cut))["step"], 32) for cut in (1, 4, 7)]
     assert steps[0] > steps[1] > steps[2] > 0  # less and less is left to the server

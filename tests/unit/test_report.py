@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from edgebed.errors import UsageError
@@ -19,12 +18,13 @@ from orchestrator.dashboard.view import head
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise, write_summary
 from orchestrator.records.compare.comparison import compare
+from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.run_index import sort
+from orchestrator.records.shown.calibrated import calibration_row
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.words.palette import PHASES
 from orchestrator.records.words.vocabulary import UNLIMITED, held_by
-from orchestrator.report import charts, write_comparison, write_figures, write_results
-from orchestrator.report.figures import cut_columns
+from orchestrator.report import charts, tables, write_comparison, write_figures, write_results
 from orchestrator.report.page import badges, embedded
 from tests.summaries import changed
 from tests.synthetic import Speed, Synthetic
@@ -55,7 +55,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 def test_enforcement_dilation_and_calibration_are_in_sight(page: str) -> None:
     header = body(page).split("<main")[0]
-    for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "timeline residual"):
+    for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "all time has a name"):
         assert text in header
     bad = [msgspec.structs.replace(r, calibrated=False) if isinstance(r, t.RunStarted) else r for r in LOST]
     assert summarise(bad).calibrated is False
@@ -68,7 +68,14 @@ def test_the_page_needs_no_network(page: str) -> None:
 
 def test_the_page_tells_of_limits_calibration_and_losses(page: str) -> None:
     text = body(page)
-    for expected in ("left out of round 2 (lost): ", "signal 9", "came back", "profile-weak", "30 Mbit/s", "cpu busy"):
+    for expected in (
+        "left out of round 2 (lost): ",
+        "signal 9",
+        "came back",
+        "profile-weak",
+        "30 Mbit/s",
+        "CPU of a busy loop",
+    ):
         assert expected in text
 
 
@@ -154,12 +161,13 @@ def test_every_round_can_be_chosen_and_its_gantt_holds_the_timeline(page: str) -
     rounds = data_of(page)["rounds"]
     assert len(rounds) == 4
     first, view = next(timelines(sort(LOST))), rounds[0]["view"]
-    assert set(view["devices"]) == set(first.devices)
+    rows = {row["label"]: row["bars"] for row in view["rows"]}
+    assert set(rows) == {*first.devices, "server halves", "orchestrator"}
     for name, device in first.devices.items():
-        drawn = sum(end - start for _, start, end, _ in view["devices"][name]["bars"])
+        drawn = sum(end - start for _, start, end, _ in rows[name])
         assert drawn == pytest.approx(device.window_ns / 1e9 / 2.5, rel=1e-2)
-    assert view["server"]
-    assert view["length_s"] == pytest.approx((first.facts.end_ns - first.facts.start_ns) / 1e9 / 2.5, abs=1e-4)
+    assert rows["server halves"]
+    assert view["to"] == pytest.approx((first.facts.end_ns - first.facts.start_ns) / 1e9 / 2.5, abs=1e-4)
 
 
 def test_a_resumed_run_shows_every_round_with_the_dilation_of_its_stretch(tmp_path: Path) -> None:
@@ -168,7 +176,7 @@ def test_a_resumed_run_shows_every_round_with_the_dilation_of_its_stretch(tmp_pa
     write_results(folder)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "limits held by: software" in body(page)
-    lengths = [entry["view"]["length_s"] for entry in data_of(page)["rounds"]]
+    lengths = [entry["view"]["to"] for entry in data_of(page)["rounds"]]
     assert lengths[0] == pytest.approx(4 * lengths[2], rel=1e-3)
 
 
@@ -304,6 +312,34 @@ def test_the_page_answers_who_was_slow_what_changed_and_what_a_faster_link_saves
     assert "Devices waited for" in text
 
 
+def test_near_ties_explain_why_what_bounds_most_may_save_little() -> None:
+    summary = summarise(Synthetic(facts=True).records)
+    assert not any("at most 5 % earlier" in sentence for sentence in tables.answers(summary, []))
+    bounds = msgspec.structs.replace(summary.rounds[1].round_bounds, near=(Bound("cpu", "middle"),))
+    tied = changed(summary, round_bounds=[None if i != 1 else bounds for i in range(len(summary.rounds))])
+    (told,) = (sentence for sentence in tables.answers(tied, []) if "at most 5 % earlier" in sentence)
+    assert "In 1 of 1 rounds" in told
+    assert "middle's CPU" in told
+
+
+def test_a_target_keeps_its_digits() -> None:
+    (label, _), *_ = tables.tiles(changed(summarise(Synthetic().records), target_accuracy=0.999))
+    assert label == "to 99.9% accuracy, interpolated"
+
+
+def test_what_a_calibration_only_reports_has_no_error() -> None:
+    row = t.Calibrated(1, "weak", "run", "alone", 0.02, 0.0002, "s", -0.99, False, True, "")
+    assert calibration_row(row)[1:] == [
+        *("running at a time", "alone", "0.02 s", "0.0002 s", "–"),
+        "for information: beside the quota of one period; shorter where the kernel hands it out in pieces",
+    ]
+
+
+def test_the_report_has_contents(page: str) -> None:
+    assert '<nav id="contents"' in body(page)
+    assert body(page).count("<h2") > 8
+
+
 def test_read_outs_and_the_resolved_experiment_are_in_the_page(tmp_path: Path) -> None:
     records = [
         msgspec.structs.replace(r, details={"uplink qdisc": "[tbf <raw>]"}) if isinstance(r, t.LimitsSet) else r
@@ -375,4 +411,7 @@ def test_the_page_of_a_long_run_stays_below_2_mb(tmp_path: Path) -> None:
 def test_the_cut_of_an_asynchronous_round_stands_at_its_number() -> None:
     cuts: dict[str, list[int | None]] = {"weak": [4, None, 6], "middle": [5, 7, None], "strong": [None] * 3}
     summary = changed(summarise(Synthetic(rounds=3).records), number=[1, 3, 2], cut=cuts)
-    assert cut_columns(summary) == pytest.approx(np.array([[4, 6, np.nan], [5, np.nan, 7], [np.nan] * 3]), nan_ok=True)
+    drawn = {row["label"]: {bar[1] + 0.5: bar[3] for bar in row["bars"]} for row in charts.cuts(summary)["rows"]}
+    assert drawn["weak"] == {1: "round 1: 4 stages on the device", 2: "round 2: 6 stages on the device"}
+    assert drawn["middle"] == {1: "round 1: 5 stages on the device", 3: "round 3: 7 stages on the device"}
+    assert drawn["strong"] == {}

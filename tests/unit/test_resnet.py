@@ -9,6 +9,7 @@ import torch
 
 from edgebed.errors import PluginError, UsageError
 from edgebed.models.staged import MODELS, StagedModel, head_name, seeded
+from edgebed.wire.settings import LearningTask
 
 NAMES = [f"md{i}" for i in range(1, 9)]
 
@@ -17,7 +18,7 @@ def make(
     name: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, seed: int = 0, **options: object
 ) -> StagedModel:
     plugin = MODELS.create({"name": name, **options})
-    return seeded(lambda: plugin.build(shape, classes), seed)
+    return seeded(lambda: plugin.build(LearningTask(shape, classes)), seed)
 
 
 def parameters(model: StagedModel) -> int:

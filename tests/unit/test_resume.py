@@ -15,7 +15,7 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import Fault, Record, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder, Series, resolved
-from orchestrator.runs.request import Request, by_seed
+from orchestrator.runs.request import Request, parts
 from orchestrator.runs.resume import CHANGEABLE, resume_request
 from tests.synthetic import Synthetic
 
@@ -181,7 +181,7 @@ def made_with_seeds(runs: Path, place: int, progress: Progress) -> Path:
     """The run at `place` of an experiment with two methods and two seeds."""
     methods = METHODS[:2]
     experiment = Experiment(name="x", fleet="fleet.yaml", methods=methods, training=TRAINING, seeds=SEEDS)
-    own = experiment.with_seed(SEEDS[place // 2])
+    own = experiment.part({}, SEEDS[place // 2])
     folder = RunFolder(runs / f"x-{place}")
     series = Series("one", place, methods, SEEDS)
     folder.make(resolved(own, runs / "experiment.yaml", methods[place % 2], 2.5), series)
@@ -200,11 +200,11 @@ def test_an_experiment_with_several_seeds_goes_on_as_a_whole(tmp_path: Path) -> 
     for run in runs:
         request = resume_request(run)
         assert (request.finished, request.begun) == ({0: runs[0], 1: runs[1]}, {2: runs[2]})
-        first, second = by_seed(request)
+        first, second = parts(request)
         assert first.over == runs[:2]
         assert (second.over, second.begun, second.finished) == ([], {0: runs[2]}, {})
         assert [each.experiment.training.seed for each in (first, second)] == SEEDS
-        assert [each.experiment.first_place for each in (first, second)] == [0, 2]
+        assert [each.first_place for each in (first, second)] == [0, 2]
         assert {first.series, second.series} == {"one"}
 
 

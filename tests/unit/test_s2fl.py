@@ -17,8 +17,8 @@ from edgebed.methods.s2fl import GroupHalf, S2fl, Sfl, candidate_cuts, profiled_
 from edgebed.models.staged import MODELS
 from edgebed.models.vgg import SPLIT_POINTS
 from edgebed.wire.messages import Report
-from edgebed.wire.settings import Optimizer
-from tests.contract.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
+from edgebed.wire.settings import LearningTask, Optimizer
+from orchestrator.testing.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view
 
 OPTIMIZERS = {
     "sgd": (Optimizer("sgd", 0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
@@ -124,9 +124,9 @@ def test_candidate_cuts() -> None:
     model = small_model()
     assert candidate_cuts(model, ()) == (1, 2, 3)
     assert candidate_cuts(model, (1, 3)) == (1, 3)
-    deep = MODELS.create({"name": "fcnn", "hidden": [9, 8, 7, 6, 5]}).build((1, 2, 2), 4)
+    deep = MODELS.create({"name": "fcnn", "hidden": [9, 8, 7, 6, 5]}).build(LearningTask((1, 2, 2), 4))
     assert candidate_cuts(deep, ()) == (1, 3, 5)
-    assert candidate_cuts(MODELS.create({"name": "vgg16"}).build((3, 32, 32), 10), ()) == SPLIT_POINTS
+    assert candidate_cuts(MODELS.create({"name": "vgg16"}).build(LearningTask((3, 32, 32), 10)), ()) == SPLIT_POINTS
     for wrong in ((2, 1), (1, 1), (4,)):
         with pytest.raises(UsageError, match="cuts"):
             candidate_cuts(small_model(), wrong)
@@ -193,7 +193,7 @@ async def test_one_device_equals_centralised_training(
     """To the bit, over rounds at every cut; the optimizer starts anew with each round."""
     spec, make = OPTIMIZERS[optimizer]
     schedule = msgspec.structs.replace(SCHEDULE, optimizer=spec)
-    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    monkeypatch.setattr("orchestrator.testing.rounds.SCHEDULE", schedule)
     method = make_method(name)
     merged = await play(method, small_model().weights(), {"a": 10}, range(4))
     model = small_model()
@@ -234,7 +234,7 @@ def plain_group(batches: Mapping[str, list[Batch]]) -> Mapping[str, Mapping[str,
 def two_cuts(monkeypatch: pytest.MonkeyPatch) -> S2fl:
     """Devices a and b in one group, at cuts 1 and 2, in any round from 3 on."""
     schedule = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
-    monkeypatch.setattr("tests.contract.rounds.SCHEDULE", schedule)
+    monkeypatch.setattr("orchestrator.testing.rounds.SCHEDULE", schedule)
     method = ready()
     for cut in (1, 2, 3):
         method.memory.table.add("b", cut, float(cut))

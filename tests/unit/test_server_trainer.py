@@ -16,8 +16,8 @@ from edgebed.methods.base import ServerHalf
 from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
+from orchestrator.testing.rounds import CLASSES, CPU, SHAPE, small_model
 from orchestrator.training.server import ServerTrainer, StepResult
-from tests.contract.rounds import CLASSES, CPU, SHAPE, small_model
 
 
 class Recorder(ServerHalf):

@@ -19,7 +19,7 @@ from edgebed.methods.parts.serving import LOT, arrival_times_ns
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Arrivals
-from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model
+from orchestrator.testing.rounds import CLASSES, CPU, SHAPE, shard, small_model
 
 
 class Line:

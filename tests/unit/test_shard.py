@@ -23,6 +23,7 @@ from edgebed.datasets.shard import (
 )
 from edgebed.errors import UsageError
 from edgebed.wire.order import batch_bounds, shuffled
+from edgebed.wire.settings import LearningTask
 
 
 def numbered(samples: int) -> Shard:
@@ -39,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     shard = read_shard(path)
     assert torch.equal(shard.x, x)
     assert torch.equal(shard.y, y)
-    assert (shard.samples, shard.classes, shard.label_counts) == (5, 5, [1, 3, 0, 1, 0])
+    assert (shard.samples, shard.task.classes, shard.label_counts) == (5, 5, [1, 3, 0, 1, 0])
     assert path.stat().st_mode & 0o444 == 0o444  # an agent in a container is another user
     assert shard.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     (batch,) = shard.batches(10, 1, 0, seed=0)
@@ -82,7 +83,7 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 
 def test_an_idle_shard_gives_batches(tmp_path: Path) -> None:
-    write_idle_shard(tmp_path / "idle", samples=4, input_shape=(3, 32, 32), classes=10)
+    write_idle_shard(tmp_path / "idle", samples=4, task=LearningTask((3, 32, 32), 10))
     ((x, y),) = read_shard(tmp_path / "idle").batches(4, 1, 0, 0)
     assert (x.shape, y.shape) == ((4, 3, 32, 32), (4,))
     assert x.std() > 0.5
@@ -125,7 +126,7 @@ def test_data_that_no_agent_could_train_on_is_neither_written_nor_read(
     with pytest.raises(UsageError, match=message):
         write_shard(tmp_path / "a", x, y, mean, std, classes)
     assert not (tmp_path / "a").exists()
-    forged = {"version": 2, "mean": mean, "std": std, "classes": classes}
+    forged = {"version": 3, "mean": mean, "std": std, "classes": classes}
     save_file({"x": x, "y": y}, tmp_path / "b", {"edgebed-shard": msgspec.json.encode(forged).decode()})
     with pytest.raises(UsageError) as caught:
         read_shard(tmp_path / "b")
@@ -166,14 +167,14 @@ def test_damaged_files_are_named_and_never_crash(
     [
         "",
         "[]",
-        '{"version": 3, "mean": [0, 0], "std": [1, 1], "classes": 2}',
-        '{"version": 2, "mean": "x"}',
+        '{"version": 4, "mean": [0, 0], "std": [1, 1], "classes": 2}',
+        '{"version": 3, "mean": "x"}',
         "[" * 5000,
     ],
 )
 def test_a_forged_description_is_refused(tmp_path: Path, about: str) -> None:
     save_file({"x": GOOD_X, "y": GOOD_Y}, tmp_path / "a", {"edgebed-shard": about})
-    with pytest.raises(UsageError, match=r"damaged|version 3"):
+    with pytest.raises(UsageError, match=r"damaged|version 4"):
         read_shard(tmp_path / "a")
 
 

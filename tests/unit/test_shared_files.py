@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from orchestrator.dashboard.files import file, of_folder
 from orchestrator.dashboard.run_list import about
 from orchestrator.files.plain import read_plain
 from orchestrator.files.shared_lock import open_lock, shared_lock
-from orchestrator.fleet import leftovers
+from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.host import cpus
 
 STRANGER = 65534
@@ -74,12 +75,36 @@ def test_pipes_links_and_huge_files_are_no_claims(tmp_path: Path, monkeypatch: p
     claims_in(tmp_path, monkeypatch)
     held = claimed()
     folder = next(path.parent for path in tmp_path.rglob("f12345678.json"))
-    with (folder / "huge.json").open("wb") as huge:
-        huge.truncate(1 << 40)
     os.mkfifo(folder / "pipe.json")
     (folder / "link.json").symlink_to("/etc/hostname")
-    assert [each.name for each in cpus.standing() if each.fleet_id == "f12345678"] == ["mine"]
+    with (folder / "huge.json").open("wb") as huge, (folder / "pipe.json").open("rb+", buffering=0) as pipe:
+        huge.truncate(1 << 40)
+        for file in (huge, pipe):
+            fcntl.flock(file, fcntl.LOCK_EX)  # what nobody holds is not read
+        assert [each.name for each in cpus.standing() if each.fleet_id == "f12345678"] == ["mine"]
     held.close()
+
+
+@only_root
+def test_nothing_is_removed_in_the_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He may put a link in its place between two looks."""
+    claims_in(tmp_path, monkeypatch)
+    theirs, private, swapped = tmp_path / f"edgebed-cpus-{STRANGER}", tmp_path / "private", list[Path]()
+    for folder in (theirs, private):
+        folder.mkdir()
+        (folder / "registry.json").touch()
+    os.chown(theirs, STRANGER, STRANGER)
+
+    def swap(path: Path) -> bool:
+        swapped.append(path)
+        theirs.rename(tmp_path / "before")
+        theirs.symlink_to(private)
+        return False
+
+    monkeypatch.setattr(ownership, "is_held", swap)
+    cpus.standing()
+    assert swapped == [theirs / "registry.json"]
+    assert (private / "registry.json").exists()
 
 
 @pytest.mark.parametrize("most", [None, 100])

@@ -13,8 +13,8 @@ from edgebed.methods.base import ServerHalf
 from edgebed.methods.fedgkt import CommonUpper
 from edgebed.methods.s2fl import GroupHalf
 from edgebed.models.staged import Weights
+from orchestrator.testing.rounds import BATCH, CLASSES, CPU, SCHEDULE, make_method, small_model, view
 from orchestrator.training.server import ServerTrainer
-from tests.contract.rounds import BATCH, CLASSES, CPU, SCHEDULE, make_method, small_model, view
 
 Make = Callable[..., ServerHalf]
 

@@ -24,7 +24,7 @@ from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.width import ordered_keep, width_groups
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Codec, Optimizer, Privacy
+from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import work_key
@@ -167,7 +167,7 @@ def test_cpu_seconds_are_divided_by_the_cpus() -> None:
 
 
 def test_fedpmts_operations_are_those_of_its_table() -> None:
-    model = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    model = MODELS.create({"name": "fcnn"}).build(LearningTask((1, 28, 28), 10))
     operations = Operations(model)
     for train_from, total in enumerate((15305968, 9779760, 7496160, 6473760)):
         work = assignment(objective="output", stages=len(model), train_from=train_from)
@@ -195,14 +195,14 @@ def test_the_cuts_cost_what_their_counted_work_takes() -> None:
     cuts, work = costs.cut_costs(model()), assignment(stages=3)
     assert set(cuts) == set(model().cuts_with_head)
     assert cuts[3].device_s == costs.work(work, 8).total_s
-    assert cuts[3].server_s == costs.server_step_s([work], [8])
+    assert cuts[3].server_s == costs.server_step_s(work, 8)
     assert cuts[3].feature_bytes == 8 * (2 * math.prod(model().feature_shape(3)) + 8)
     assert FlopCosts(Flops(model()), 1e6, 1e7).cut_costs(model()) == {}
 
 
 def test_a_narrow_model_costs_what_its_own_layers_cost() -> None:
     """A first layer has all its inputs as ever: half the width of FCNN is two fifths of its work, not a quarter."""
-    whole = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    whole = MODELS.create({"name": "fcnn"}).build(LearningTask((1, 28, 28), 10))
     keep = ordered_keep(width_groups(whole), 0.5)
     full, half = (assignment(objective="output", stages=len(whole), keep=each) for each in ({}, keep))
     flops, operations = Flops(whole), Operations(whole)
@@ -214,24 +214,26 @@ def test_a_narrow_model_costs_what_its_own_layers_cost() -> None:
 
 
 def test_fedpmts_operations_of_a_model_that_is_cut_are_refused() -> None:
-    whole = MODELS.create({"name": "fcnn"}).build((1, 28, 28), 10)
+    whole = MODELS.create({"name": "fcnn"}).build(LearningTask((1, 28, 28), 10))
     costs = OperationCosts(Operations(whole), 1e9)
     for cut in (assignment(stages=2, objective="server"), assignment(stages=len(whole), objective="head")):
         for ask in (
             costs.task_costs,
             lambda work: costs.work(work, 12),
-            lambda work: costs.server_step_s([work], [12]),
+            lambda work: costs.server_step_s(work, 12),
         ):
             with pytest.raises(UsageError, match="whole models"):
                 ask(cut)
-    assert costs.server_step_s([assignment(objective="output", stages=len(whole))], [12]) == 0
+    assert costs.server_step_s(assignment(objective="output", stages=len(whole)), 12) == 0
 
 
 # ---- as if a larger network ----
 
 
 def test_a_narrow_assignment_is_as_narrow_in_the_larger_network() -> None:
-    small, large = (MODELS.create({"name": "fcnn", "hidden": w}).build(SHAPE, CLASSES) for w in ([8, 4], [80, 40]))
+    small, large = (
+        MODELS.create({"name": "fcnn", "hidden": w}).build(LearningTask(SHAPE, CLASSES)) for w in ([8, 4], [80, 40])
+    )
     names = list(width_groups(small))
     pair = ModelPair(small, large)
     work = assignment(objective="output", stages=len(small), keep={names[0]: (0, 3)})
@@ -257,7 +259,9 @@ def test_what_stands_for_another_says_so() -> None:
 
 
 def test_networks_of_other_groups_keep_the_mean_share() -> None:
-    small, large = (MODELS.create({"name": name}).build((3, 32, 32), 10) for name in ("resnet-tiny", "resnet56"))
+    small, large = (
+        MODELS.create({"name": name}).build(LearningTask((3, 32, 32), 10)) for name in ("resnet-tiny", "resnet56")
+    )
     keep = ordered_keep(width_groups(small), 0.5)
     made = ModelPair(small, large).enlarged(assignment(objective="output", stages=8, keep=keep))
     assert made.keep == ordered_keep(width_groups(large), 0.5)
@@ -280,7 +284,7 @@ def test_kinds_of_work_are_told_apart_by_what_they_cost() -> None:
 
 
 def model(spec: dict[str, object] | None = None) -> StagedModel:
-    return seeded(lambda: MODELS.create(spec or MODEL).build(SHAPE, CLASSES), 0)
+    return seeded(lambda: MODELS.create(spec or MODEL).build(LearningTask(SHAPE, CLASSES)), 0)
 
 
 def shards(folder: Path, count: int, samples: int = 20) -> list[Shard]:

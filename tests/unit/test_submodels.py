@@ -17,7 +17,8 @@ from edgebed.models.costs import stage_flops, width_costs
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.models.width import Group, kept_size, narrow_model, ordered_keep, width_groups
 from edgebed.wire.messages import Report
-from tests.contract.rounds import SCHEDULE, WIDTHS, make_method, play, small_model, view
+from edgebed.wire.settings import LearningTask
+from orchestrator.testing.rounds import SCHEDULE, WIDTHS, make_method, play, small_model, view
 
 HALVES = [0.5, 1.0]
 
@@ -117,7 +118,7 @@ def feddrop_on(model: StagedModel, **options: object) -> SubModels:
 
 def test_feddrop_keeps_convolutions_whole_as_table_2_does() -> None:
     """CNN-CIFAR10: 500 and 300 hidden neurons, convolutions of 16 and 32 filters."""
-    model = MODELS.create({"name": "cnn-cifar10"}).build((3, 32, 32), 10)
+    model = MODELS.create({"name": "cnn-cifar10"}).build(LearningTask((3, 32, 32), 10))
     fleet = {"fast": 1.0, "slow": 0.1}
     keep = plan(feddrop_on(model), fleet).assignments["slow"].keep
     assert {name: len(kept) for name, kept in keep.items()} == {"fc1.fc": 50, "fc2.fc": 30}

@@ -142,9 +142,11 @@ def test_a_period_or_a_burst_that_did_not_take_is_named() -> None:
     assert throttle.mismatches(LIMITS, msgspec.structs.replace(HELD, period_us=100_000, burst_us=0)) == []
 
 
-@pytest.mark.parametrize(("cpus", "threads"), [(0.1, 1), (1.0, 1), (1.9, 1), (2.0, 2), (4.5, 4)])
-def test_threads_are_whole_cpus(cpus: float, threads: int) -> None:
-    assert Limits(cpus, 1, 1, 1).threads == threads
+@pytest.mark.parametrize("dilation", [1, 2, 4.87])
+def test_threads_belong_to_the_profile_whatever_the_dilation(dilation: float) -> None:
+    assert Limits(4.0, 1, 1, 1).dilated(dilation).threads == 1
+    assert Limits(4.0, 1, 1, 1, named_threads=3).dilated(dilation).threads == 3
+    assert Limits(4.0, 1, 1, 1, unlimited=True).dilated(dilation).threads == 4
 
 
 @pytest.mark.parametrize(("files", "version"), [(V1, 1), (V2, 2)])

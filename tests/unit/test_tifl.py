@@ -8,7 +8,7 @@ import pytest
 
 from edgebed.methods.parts.device_speed import Speeds
 from edgebed.methods.tifl import Memory, TiFL, shares_by_rank
-from tests.contract.rounds import SCHEDULE, make_method, view
+from orchestrator.testing.rounds import SCHEDULE, make_method, view
 
 SECONDS = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 8.0}
 VIEWS = [view(name) for name in SECONDS]

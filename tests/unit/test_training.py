@@ -10,13 +10,13 @@ from edgebed.errors import UsageError
 from edgebed.methods.parts.evaluation import evaluate
 from edgebed.models.staged import StagedModel
 from edgebed.wire.codecs import encode_tensors
-from edgebed.wire.settings import Codec, Optimizer
+from edgebed.wire.settings import Codec, LearningTask, Optimizer
+from orchestrator.testing.rounds import CLASSES, CPU, SHAPE, shard, small_model
 from orchestrator.training.costs import profile_cuts
-from tests.contract.rounds import CLASSES, CPU, SHAPE, shard, small_model
 
 
 def test_accuracy_and_loss_of_logits_known_by_hand() -> None:
-    model = StagedModel([("flat", nn.Flatten()), ("same", nn.Identity())], {}, (2, 1, 1), 2)
+    model = StagedModel([("flat", nn.Flatten()), ("same", nn.Identity())], {}, LearningTask((2, 1, 1), 2))
     x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]).reshape(3, 2, 1, 1)
     y = torch.tensor([0, 0, 0])
     score = evaluate(model, {}, x, y, CPU, batch=2)

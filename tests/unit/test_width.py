@@ -25,14 +25,16 @@ from edgebed.models.width import (
     slice_weights,
     width_groups,
 )
+from edgebed.wire.settings import LearningTask
 
 SHAPE, CLASSES = (2, 16, 16), 3
-NAMES = [name for name in MODELS.names() if name != "resnet110"]  # resnet56, longer
+PICTURES = [name for name, plugin in MODELS.classes().items() if "pictures" in plugin.takes]
+NAMES = [name for name in PICTURES if name != "resnet110"]  # resnet56, longer
 
 
 def make(name: str, seed: int = 0, shape: tuple[int, ...] = SHAPE, **options: object) -> StagedModel:
     plugin = MODELS.create({"name": name, **MODELS.classes()[name].small, **options})
-    return seeded(lambda: plugin.build(shape, CLASSES), seed)
+    return seeded(lambda: plugin.build(LearningTask(shape, CLASSES)), seed)
 
 
 def lived_in(model: StagedModel) -> StagedModel:
@@ -108,7 +110,7 @@ def test_channels_at_a_module_that_is_not_known_keep_their_width(between: nn.Mod
         ("a", nn.Sequential(nn.Conv2d(2, 4, 3), between, nn.Conv2d(4, 6, 3))),
         ("b", pooled_head(6, CLASSES)),
     ]
-    model = StagedModel(stages, {1: pooled_head(6, CLASSES)}, SHAPE, CLASSES)
+    model = StagedModel(stages, {1: pooled_head(6, CLASSES)}, LearningTask(SHAPE, CLASSES))
     assert list(width_groups(model)) == ["a.2"]
     keep = {"a.2": (1, 4)}
     assert torch.allclose(narrow_model(model, keep)(pictures()), masked(model, keep)(pictures()), atol=1e-6)
@@ -119,7 +121,7 @@ def test_a_layer_that_reads_the_columns_of_a_map_is_no_reader_of_channels() -> N
         ("a", nn.Conv2d(2, 16, 3, padding=1)),
         ("b", nn.Sequential(OrderedDict(columns=nn.Linear(16, 5), out=flat_head(16 * 16 * 5, CLASSES)))),
     ]
-    assert "a" not in width_groups(StagedModel(stages, {}, SHAPE, CLASSES))
+    assert "a" not in width_groups(StagedModel(stages, {}, LearningTask(SHAPE, CLASSES)))
 
 
 @pytest.mark.parametrize("name", NAMES)

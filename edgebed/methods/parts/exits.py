@@ -19,6 +19,7 @@ from torch.nn import functional
 from edgebed.errors import UsageError
 from edgebed.methods.parts.evaluation import Score
 from edgebed.methods.parts.inference_tree import Tree, normalised
+from edgebed.models.learning import blank_x, loss_of
 from edgebed.models.staged import StagedModel, Weights
 
 NEVER = 2.0
@@ -86,7 +87,7 @@ def exit_flops(model: StagedModel, cuts: Sequence[int]) -> list[int]:
     with torch.no_grad():
         for cut in cuts:
             with FlopCounterMode(display=False) as counter:
-                z = copied.lower(cut)(torch.zeros(1, *model.input_shape))
+                z = copied.lower(cut)(blank_x(model.task, 1))
                 if cut < len(model):
                     copied.head(cut)(z)
             found.append(int(counter.get_total_flops()))
@@ -193,7 +194,7 @@ def _score(served: Tensor, logits: Tensor, y: Tensor) -> Score:
     alone = (logits.argmax(-1) == y).double().mean(1)
     extra = {f"exit{exit}": float(accuracy) for exit, accuracy in enumerate(alone, 1)}
     right = float((answers.argmax(1) == y).double().mean())
-    return Score(right, float(functional.cross_entropy(answers, y)), extra)
+    return Score(right, float(loss_of(answers, y)), extra)
 
 
 def serving_weights(model: StagedModel, weights: Weights, start: int, cut: int) -> Weights:

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterable, Mapping
 
 import torch
 from torch import Tensor, autograd, nn
-from torch.nn import functional
 
 from edgebed.errors import DivergedError, RunError, UsageError
 from edgebed.methods.base import (
@@ -28,10 +27,11 @@ from edgebed.methods.base import (
     trains_head,
 )
 from edgebed.methods.parts.feature_privacy import Guard
+from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
-from edgebed.wire.settings import Optimizer
+from edgebed.wire.settings import LearningTask, Optimizer
 
 Half = Generator[Outgoing, Weights | None, Trained]
 
@@ -97,7 +97,7 @@ def head_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
         z = part.forward(x)
         if "features" in assignment.uploads:
             yield Outgoing({"features": part.guard.upload(z), "labels": y}, samples=len(y))
-        loss = functional.cross_entropy(head(z), y)
+        loss = loss_of(head(z), y)
         part.step(loss, len(y), part.guard.loss(loss, x, z))
     return part.trained()
 
@@ -111,7 +111,7 @@ def output_half(model: StagedModel, assignment: Assignment, batches: Iterable[Ba
         )
     part = DevicePart(model, assignment)
     for x, y in batches:
-        part.step(functional.cross_entropy(part.forward(x), y), len(y))
+        part.step(loss_of(part.forward(x), y), len(y))
     yield from ()
     return part.trained()
 
@@ -220,16 +220,16 @@ class UpperHalf(ServerHalf):
     ) -> None:
         self.device, self.gradient, self.accelerator = assignment.device, gradient, accelerator
         self.devices = (self.device,)
-        self.shape, self.classes = model.feature_shape(assignment.stages), model.classes
+        self.shape, self.task = model.feature_shape(assignment.stages), model.task
         self.upper = copy.deepcopy(model.upper(assignment.stages))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
         self.upper.to(accelerator).train()
         self.optimizer = make_optimizer(self.upper.parameters(), assignment.optimizer)
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
-        features, labels = checked_upload(uploads[self.device], self.device, self.shape, self.classes)
+        features, labels = checked_upload(uploads[self.device], self.device, self.shape, self.task)
         z = features.detach().to(self.accelerator).requires_grad_(self.gradient)
-        loss = functional.cross_entropy(self.upper(z), labels.to(self.accelerator))
+        loss = loss_of(self.upper(z), labels.to(self.accelerator))
         checked_loss(loss, f"the server half of device {self.device!r}")
         self.optimizer.zero_grad()
         autograd.backward(loss)
@@ -240,8 +240,8 @@ class UpperHalf(ServerHalf):
         return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
 
 
-def checked_upload(tensors: Weights, device: str, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    """Features (B, *shape) and labels (B,) of an upload.
+def checked_upload(tensors: Weights, device: str, shape: tuple[int, ...], task: LearningTask) -> tuple[Tensor, Tensor]:
+    """Features (B, *shape) and labels (B, *answer_shape) of an upload.
 
     Raises:
         RunError: a stream is missing or misshapen, or a label is no class. (On an accelerator a label out of range
@@ -255,14 +255,15 @@ def checked_upload(tensors: Weights, device: str, shape: tuple[int, ...], classe
             f"device {device!r} sent features {tuple(features.shape)} instead of (B, {', '.join(map(str, shape))})",
             hint=_SAME_VERSION,
         )
-    if labels.dtype != torch.int64 or labels.shape != features.shape[:1] or not len(labels):
+    if labels.dtype != torch.int64 or labels.shape != (len(features), *task.answer_shape) or not labels.numel():
         raise RunError(
             f"device {device!r} sent labels {labels.dtype}{tuple(labels.shape)} for {len(features)} samples",
             hint=_SAME_VERSION,
         )
-    if labels.min() < 0 or labels.max() >= classes:
+    if labels.min() < 0 or labels.max() >= task.classes:
         raise RunError(
-            f"device {device!r} sent a label outside 0..{classes - 1}", hint="cut the shards from the same data set"
+            f"device {device!r} sent a label outside 0..{task.classes - 1}",
+            hint="cut the shards from the same data set",
         )
     return features, labels
 

@@ -2,7 +2,7 @@
 // A name in the legend hides its series; a drag to the side, or + and −, zoom.
 
 import {announce, fold, h, s, table, tip} from "./dom.js";
-import {FORMATS, hatched, ticks} from "./format.js";
+import {FORMATS, hatched, powers, ticks} from "./format.js";
 
 const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34, EDGE = 6; // EDGE: what a marker at the edge needs
 
@@ -13,9 +13,9 @@ const LEFT = 56, RIGHT = 14, TOP = 24, BOTTOM = 34, EDGE = 6; // EDGE: what a ma
  *
  * draw({series: [{name, cls, points: [[x, y, text, pick, cls, base]], bars, step, ticks, dots, faint, band: [[x, low, high]]}],
  *       x: [label, format of ticks, format of values], y: the same, yMax, yMin, line: {y, label}, marks: [{x, kind, text}],
- *       summary, empty, columns, rows})
+ *       log, summary, empty, columns, rows})
  *
- * A format is a function or a name in FORMATS. A point without text, and a chart without columns, is told by the formats of
+ * `log`: the x axis is logarithmic, all x are above 0. A format is a function or a name in FORMATS. A point without text, and a chart without columns, is told by the formats of
  * values. `base`: where a bar begins, if not at 0.
  */
 export class Chart {
@@ -78,7 +78,7 @@ export class Chart {
       return;
     }
     const [x0, x1, y0, y1] = this.range(known);
-    const X = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
+    const L = data.log ? Math.log10 : (v) => v, X = (v) => LEFT + ((L(v) - L(x0)) / (L(x1) - L(x0))) * (width - LEFT - RIGHT);
     const Y = (v) => this.height - BOTTOM - ((v - y0) / (y1 - y0)) * (this.height - TOP - BOTTOM);
     this.scale = {X, Y, width, x0, x1};
     this.cursor = s("g.cursor");
@@ -99,7 +99,7 @@ export class Chart {
       return [...zoom, 0, 1];
     }
     const xs = known.map((p) => p[0]).concat((data.marks || []).map((m) => m.x)), ys = known.map((p) => p[1]);
-    const x0 = data.xMin ?? Math.min(0, low(xs)), y0 = data.yMin ?? Math.min(0, low(ys));
+    const x0 = data.xMin ?? (data.log ? low(xs) : Math.min(0, low(xs))), y0 = data.yMin ?? Math.min(0, low(ys));
     return [x0, Math.max(high(xs) + (data.pad ?? 0), x0 + 1e-9), y0,
       data.yMax ?? Math.max(high(ys) * 1.05, data.line ? data.line.y * 1.02 : 0, y0 + 1e-9)];
   }
@@ -133,11 +133,11 @@ export class Chart {
   axes(x0, x1, y0, y1) {
     const {X, Y, width} = this.scale, {data} = this, bottom = this.height - BOTTOM;
     return s("g.axes", {},
-      ticks(y0, y1, 5).map((v) => [
+      ticks(y0, y1, 5, data.y[1]).map((v) => [
         s("line.grid", {x1: LEFT, x2: width - RIGHT, y1: Y(v), y2: Y(v)}),
         s("text.tick.end", {x: LEFT - 6, y: Y(v) + 4}, data.y[1](v))]),
-      ticks(x0, x1, Math.max(2, Math.floor(width / 110))).filter((v) => !data.whole || Number.isInteger(v)).map((v) => {
-        const text = data.x[1](v), half = 4 * text.length; // pixels, and some to spare: the last label stays inside
+      (data.log ? powers(x0, x1) : ticks(x0, x1, Math.max(2, Math.floor(width / 110)), data.x[1])).filter((v) => !data.whole || Number.isInteger(v)).map((v) => {
+        const text = data.x[1](v, x1), half = 4 * text.length; // pixels, and some to spare: the last label stays inside
         return s("text.tick.middle", {x: Math.min(X(v), width - half), y: bottom + 15}, text);
       }),
       s("line.base", {x1: LEFT, x2: width - RIGHT, y1: bottom, y2: bottom}),
@@ -282,7 +282,8 @@ export class Chart {
   /** The x at a pixel. */
   value(px) {
     const {x0, x1, width} = this.scale, share = (px - LEFT) / (width - LEFT - RIGHT);
-    return x0 + Math.max(0, Math.min(1, share)) * (x1 - x0);
+    const at = Math.max(0, Math.min(1, share));
+    return this.data.log ? x0 * (x1 / x0) ** at : x0 + at * (x1 - x0);
   }
 
   zoomBy(factor) {

@@ -3,12 +3,12 @@
 
 import {Chart} from "./charts.js";
 import {fold, h, table} from "./dom.js";
-import {accuracy, bytes, phase, seconds, tick} from "./format.js";
+import {accuracy, bytes, seconds, tick} from "./format.js";
 import {Rows} from "./rows.js";
-import {PHASES} from "../vocabulary.js";
 
 const OVER = {
   time: {axis: ["time of the rounds ÷ D", tick, seconds]},
+  log: {axis: ["time of the rounds ÷ D", tick, seconds], log: true, of: "time"},
   rounds: {axis: ["rounds that have ended", String], whole: true},
   bytes: {axis: ["bytes of all devices, both ways", bytes]},
 };
@@ -18,7 +18,7 @@ export class CompareView {
     this.root = root;
     this.runs = [];
     this.curves = new Chart("Accuracy", {height: 320});
-    this.over = h("select", {id: "compare-over", onchange: () => this.drawCurves()}, [["time", "time"], ["rounds", "rounds"], ["bytes", "bytes"]].map(([value, label]) => h("option", {value}, label)));
+    this.over = h("select", {id: "compare-over", onchange: () => this.drawCurves()}, [["time", "time"], ["log", "time, logarithmic"], ["rounds", "rounds"], ["bytes", "bytes"]].map(([value, label]) => h("option", {value}, label)));
     this.times = new Rows("Time to target: mean, whisker: 95% interval of three seeds or more, tick: one seed");
     this.gap = new Chart("Straggler gap per round", {height: 240});
     this.spent = new Rows("Seconds of the mean device in the mean round");
@@ -66,8 +66,8 @@ export class CompareView {
     this.drawTable();
     this.single.changed();
     this.gap.draw({series: this.series("gap"), whole: true, x: ["rounds that have ended", String], y: ["behind the median device", tick, seconds]});
-    this.times.draw(times(methods));
-    this.spent.draw(spent(methods));
+    this.times.draw(data.times);
+    this.spent.draw(data.spent);
     this.more.replaceChildren(...tables(data));
   }
 
@@ -85,14 +85,15 @@ export class CompareView {
     const over = OVER[this.over.value];
     if (this.drawnOver !== this.over.value) this.curves.zoom = null;
     this.drawnOver = this.over.value;
-    this.curves.draw({series: this.series(this.over.value), x: over.axis, whole: over.whole, y: ["test accuracy", "share", accuracy], yMin: 0, yMax: 1, line: this.data.target,
+    const series = this.series(over.of ?? this.over.value), above = (points) => (over.log ? points?.filter((p) => p[0] > 0) : points);
+    this.curves.draw({series: series.map((one) => ({...one, points: above(one.points), band: above(one.band)})), x: over.axis, whole: over.whole, log: over.log, y: ["test accuracy", "share", accuracy], yMin: 0, yMax: 1, line: this.data.target,
       summary: `${this.data.methods.length} methods; bands: least to greatest seed.`});
   }
 
   drawTable() {
     const {labels} = this.data, base = this.baseline.value;
     this.groups.replaceChildren(table("Methods", labels.map((label, i) => [label, i ? "num" : undefined]), this.data.tables[base] ?? []));
-    this.about.textContent = `Means over the runs (seeds) of a method with 95% intervals (Student's t); of one or two seeds the values. Runs that missed the target are counted and have no part in its mean. Speed-ups over ${base}: geometric means over pairs of runs of one seed. Bands: least to greatest of three seeds or more. Seconds are divided by the dilation.`;
+    this.about.textContent = `Means over the runs (seeds) of a method with 95% intervals (Student's t); of one or two seeds the values. Where runs missed the target, times are restricted means, to the time in brackets, and speed-ups their ratios. Other speed-ups over ${base}: geometric means over pairs of runs of one seed. Bands: least to greatest of three seeds or more. Seconds are divided by the dilation.`;
   }
 
   runTable() {
@@ -102,37 +103,6 @@ export class CompareView {
 }
 
 const card = (title, rows) => h("section.card", {"aria-label": title}, h("h3", {}, title), rows.element);
-
-function times(methods) {
-  const known = methods.filter((one) => one.time.mean !== null);
-  return {
-    rows: methods.map((one) => timeRow(one)), to: Math.max(1e-9, ...known.map((one) => 1.25 * Math.max(one.time.high ?? 0, ...one.time.values))), format: tick, empty: "no run yet",
-    columns: [["method"], ["reached"], ["mean", "num"], ["from", "num"], ["to", "num"]],
-    cells: () => methods.map(({name, reached, time}) => [name, reached, seconds(time.mean), seconds(time.low), seconds(time.high)]),
-  };
-}
-
-function timeRow({name, style, reached, time}) {
-  if (time.mean === null) return {label: name, bars: [], note: `target missed (${reached} reached it)`};
-  const around = time.low === null ? time.values.map(seconds).join(", ") : `95%: ${seconds(time.low)} to ${seconds(time.high)}`;
-  return {label: name, bars: [[`c${style.colour}`, 0, time.mean, `${seconds(time.mean)}, ${around}; ${reached} reached the target`]], whisker: time.low === null ? null : [time.low, time.high], ticks: time.values, note: seconds(time.mean), at: Math.max(time.high ?? 0, ...time.values)};
-}
-
-function spent(methods) {
-  const known = methods.filter((one) => Object.keys(one.spent).length), names = Object.keys(PHASES).filter((name) => known.some((one) => one.spent[name]));
-  const whole = (one) => Object.values(one.spent).reduce((a, b) => a + b, 0);
-  return {
-    rows: known.map((one) => ({label: one.name, bars: stacked(names.map((name) => [name, one.spent[name] ?? 0]))})), to: Math.max(1e-9, ...known.map(whole)), format: tick, empty: "known when the runs are over",
-    legend: names.map((name) => ({name: phase(name), cls: `p-${name}`, title: PHASES[name]})),
-    columns: [["method"], ...names.map((name) => [phase(name), "num"])], cells: () => known.map((one) => [one.name, ...names.map((name) => (one.spent[name] ? seconds(one.spent[name]) : "·"))]),
-  };
-}
-
-/** Seconds by name, one after the other. */
-export function stacked(parts) {
-  let at = 0;
-  return parts.filter(([, length]) => length > 0).map(([name, length]) => [`p-${name}`, at, at += length, `${phase(name)} ${seconds(length)}`]);
-}
 
 function tables({paired, profiles}) {
   const found = [];

@@ -28,7 +28,6 @@ export const share = (v) => `${number(v * 100, 6)}%`;
 
 /** A share; one more digit below 0.1%, where only one was asked for. */
 export const percent = (v, decimals = 1) => known(v, () => `${(v * 100).toFixed(decimals === 1 && v > 0 && v < 0.001 ? 2 : decimals)}%`);
-export const signedPercent = (v) => `${v < 0 ? "−" : "+"}${(Math.abs(v) * 100).toFixed(1)}%`;
 
 /** Never rounded up: 0.8997 misses a target of 90%. */
 export const accuracy = (v) => known(v, () => `${(Math.floor(v * 1000 + 1e-6) / 10).toFixed(1)}%`);
@@ -41,14 +40,12 @@ export const bytes = (v) => known(v, () => {
   return `${number(v)} GB`;
 });
 
-/** Four digits and the unit; rates in Mbit/s. */
-export const quantity = (v, unit) => (unit === "bit/s" ? `${number(v / 1e6, 4)} Mbit/s` : `${number(v, 4)} ${unit}`);
-export const rate = (bits) => quantity(bits, "bit/s");
+export const rate = (bits) => `${number(bits / 1e6, 4)} Mbit/s`;
 
-/** Seconds at the ticks of an axis: no more digits than they need. */
-export function tick(v) {
-  if (v >= 7200) return `${number(v / 3600)} h`;
-  if (v >= 600) return `${number(v / 60)} min`;
+/** Seconds at the ticks of an axis that ends at `most`: one unit, and no more digits than they need. */
+export function tick(v, most = v) {
+  if (most >= 7200) return `${number(v / 3600)} h`;
+  if (most >= 600) return `${number(v / 60)} min`;
   return v >= 1 || v === 0 ? `${number(v, 4)} s` : `${number(v * 1000)} ms`;
 }
 
@@ -66,10 +63,18 @@ export function ordered(names) {
   return [...Object.keys(PHASES).filter((name) => names.has(name)), ...[...names].filter((name) => !(name in PHASES)).sort()];
 }
 
-/** Round numbers for an axis: about `count` of them between two values. */
-export function ticks(low, high, count) {
-  const span = high - low;
+/** For a logarithmic axis: 1, 2 and 5 times the powers of ten. */
+export function powers(low, high) {
+  const found = [];
+  for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++) found.push(...[1, 2, 5].map((m) => m * 10 ** e));
+  return found.filter((v) => v >= low && v <= high);
+}
+
+/** Round numbers for an axis: about `count` of them between two values; of long times whole minutes or parts of an hour. */
+export function ticks(low, high, count, format) {
+  const span = high - low, unit = format !== tick || span < 600 ? 1 : span < 7200 ? 60 : 3600;
   if (!(span > 0)) return [low];
+  if (unit > 1) return ticks(low / unit, high / unit, count).map((v) => v * unit);
   const raw = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((v) => v >= raw * 0.999);
   const found = [];

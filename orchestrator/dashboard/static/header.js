@@ -60,7 +60,8 @@ function progress({head, card, round, done, heard}) {
   if (head.ending === "finished") return [[`ended: ${head.ended}`, "good"], far, ...reached];
   if (head.ended) return [[head.ending, ENDED[head.ending]], far, ...reached, head.ended];
   const elapsed = (Date.now() - Date.parse(head.session.began)) / 1000, own = done - head.session.from, silent = (performance.now() - heard) / 1000;
-  const {first_s, last_s} = head.session, left = own > 0 && card?.of ? Math.max(0, ((last_s - first_s) / own) * (card.of - done) - (elapsed - last_s)) : null;
+  const {first_s, last_s} = head.session, each_s = head.enforcement === "simulated" ? elapsed / own : (last_s - first_s) / own; // a simulation's clock is its own
+  const left = own > 0 && card?.of ? Math.max(0, each_s * (card.of - done) - (head.enforcement === "simulated" ? silent : elapsed - last_s)) : null;
   return [[card?.state === "silent" ? "silent" : "running", card?.state === "silent" ? "warn" : "good"], far, ...reached, `${ago(elapsed)} elapsed`, ...(left === null ? [] : [`at most ${ago(left)} left`]), `updated ${ago(silent)} ago`];
 }
 

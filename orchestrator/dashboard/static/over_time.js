@@ -3,9 +3,8 @@
 
 import {Chart} from "./charts.js";
 import {h} from "./dom.js";
-import {ordered, percent, phase, seconds, tick} from "./format.js";
+import {percent, seconds, tick} from "./format.js";
 import {Rows} from "./rows.js";
-import {BOARD_MARKS, EVENTS, PHASES} from "../vocabulary.js";
 
 const STEPS = [0, 0.25, 0.5, 0.75, 1];
 
@@ -26,10 +25,7 @@ export class OverTimeView {
 
   draw(data) {
     this.data = data;
-    const names = new Set(data.lanes.flatMap((lane) => lane.bars.map((bar) => bar[0]))), slowed = data.lanes.some((lane) => lane.marks.length);
-    this.lanes.draw({rows: data.lanes.map(({label, bars, marks}) => ({label, pick: label, bars: bars.map(laneBar), marks: marks.map(laneMark)})), to: data.to, format: tick,
-      legend: [...ordered(names).map((name) => ({name: phase(name), cls: `p-${name}`, title: PHASES[name]})), ...(slowed ? [{name: EVENTS.board, cls: "key.m-board"}] : [])], summary: `${data.lanes.length} devices over ${seconds(data.to)}.`, empty: "no round has ended yet",
-      x: "what, from and to"});
+    this.lanes.draw(data.lanes);
     if (!this.what.childElementCount) this.what.replaceChildren(...Object.keys(data.loads).map((name) => h("option", {value: name}, name)));
     this.drawLoad();
     this.drawHost();
@@ -40,7 +36,7 @@ export class OverTimeView {
     const known = rows.some((row) => row.cells.length);
     this.load.draw({rows: known ? rows.map(({label, cells}) => ({label, pick: label, bars: cells.map(loadCell)})) : [], to: data.to, format: tick, empty: `no ${this.what.value} was reported`,
       legend: known ? STEPS.map((level) => ({name: percent(level, 0), cls: `level.l${level * 100}`})) : [], columns: [["device"], ["mean", "num"], ["most", "num"]],
-      cells: () => rows.filter((row) => row.cells.length).map((row) => [row.label, percent(mean(row.cells)), percent(Math.max(...row.cells.map((cell) => cell[2])))])});
+      cells: rows.filter((row) => row.cells.length).map((row) => [row.label, percent(mean(row.cells)), percent(Math.max(...row.cells.map((cell) => cell[2])))])});
   }
 
   drawHost() {
@@ -52,14 +48,6 @@ export class OverTimeView {
     this.host.draw({series: names.map((name, i) => ({name, cls: "own", dash: i % 5, marker: i % 8, points: host[name]})), x: ["time of the run ÷ D", tick, seconds], y: ["cores", "number"],
       marks: disturbed.map(({x, text}) => ({x, kind: "disturbed", text})), summary: this.badge.textContent});
   }
-}
-
-function laneBar([name, a, b, detail]) {
-  return [`p-${name}`, a, b, `${phase(name)}${detail ? ` (${detail})` : ""}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`];
-}
-
-function laneMark([mark, a, b]) {
-  return ["m-board", a, b, `${BOARD_MARKS[mark]}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`];
 }
 
 function loadCell([a, b, share, which]) {

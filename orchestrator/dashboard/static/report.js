@@ -18,6 +18,11 @@ if (data.over_time) {
   $("over_time").append(view.element);
   view.draw(data.over_time);
 }
+const contents = $("contents");
+if (contents) for (const [i, head] of document.querySelectorAll("main h2").entries()) {
+  head.id ||= `part-${i}`;
+  contents.append(h("a", {href: `#${head.id}`}, head.textContent));
+}
 if (data.compared) new CompareView($("compare")).draw(data.compared);
 
 function drawFigure(place, figure) {
@@ -29,7 +34,7 @@ function drawFigure(place, figure) {
   }
   const rows = new Rows(figure.title);
   place.append(h("section.card", {"aria-label": figure.title}, h("h3", {}, figure.title), rows.element));
-  rows.draw({...figure, cells: () => figure.cells});
+  rows.draw(figure);
 }
 
 /** The Gantt of a round that can be chosen; that of median length at first, as in the figures for papers. */

@@ -1,16 +1,17 @@
 // A row per device (or method) with bars over a common axis: Gantt charts, swim lanes, loads, shares, times with intervals.
 
 import {announce, fold, h, s, table, tip} from "./dom.js";
-import {FORMATS, hatched, ticks} from "./format.js";
+import {FORMATS, hatched, phase, seconds, ticks} from "./format.js";
+import {PHASES} from "../vocabulary.js";
 
 const END = 16, ABOVE = 22;
 
 /**
- * draw({rows: [{label, bars: [[cls, from, to, text, level]], marks: [[cls, from, to, text]], note, slow, own, pick, line: {x, text}, whisker: [low, high]}],
- *       from, to, format, x: label, now, legend: [{name, cls}], summary, empty, columns, cells})
+ * draw({rows: [{label, bars: [[cls, from, to, text, level]], marks: [[cls, from, to, text]], note, slow, own, pick, line: predicted end, whisker: [low, high]}],
+ *       from, to, format, x: label, now, timed, legend: [{name, cls}], summary, empty, columns, cells})
  *
- * Marks are thin strips below the bars. `cls` is a class of palette.css: p-NAME for a phase. `level` (0 to 1) is how strongly a cell is coloured. `cells()` gives
- * the rows of the table; without `columns` it lists the bars.
+ * Marks are thin strips below the bars. `cls` is a class of palette.css: p-NAME for a phase. `level` (0 to 1) is how strongly a cell is coloured. `cells` are
+ * the rows of the table; without `columns` it lists the bars. `timed`: bars are [phase, from, to, more], and their seconds are told.
  */
 export class Rows {
   constructor(label, {onpick = null} = {}) {
@@ -31,7 +32,7 @@ export class Rows {
   }
 
   draw(data) {
-    this.data = data;
+    this.data = data?.timed ? {...data, rows: data.rows.map((row) => ({...row, bars: row.bars.map(timed)}))} : data;
     this.render();
     this.table.changed();
   }
@@ -57,11 +58,11 @@ export class Rows {
     svg.setAttribute("aria-label", `${this.label}. ${data.summary || ""} Arrow keys read single bars; the table below has the figures.`);
     this.frame = s("g");
     svg.replaceChildren(
-      s("g.axes", {}, ticks(from, from + span, Math.max(2, Math.floor((width - left) / 110))).map((v) => [
-        s("line.grid", {x1: X(v), x2: X(v), y1: ABOVE - 4, y2: height - 6}), s("text.tick.middle", {x: Math.min(X(v), width - 24), y: 13}, format(v))])),
+      s("g.axes", {}, !rows.some((row) => row.bars.length) ? [] : ticks(from, from + span, Math.max(2, Math.floor((width - left) / 110)), format).map((v) => [
+        s("line.grid", {x1: X(v), x2: X(v), y1: ABOVE - 4, y2: height - 6}), s("text.tick.middle", {x: Math.min(X(v), width - 24), y: 13}, format(v, from + span))])),
       ...rows.map((row, i) => this.drawn(row, i, X, width)),
-      data.now === undefined ? s("g") : s("line.now", {x1: X(data.now), x2: X(data.now), y1: ABOVE - 4, y2: height - 6}), this.frame);
-    this.legend.replaceChildren(...(data.legend || []).map((one) => h("span", {title: one.title}, h(`i.${one.cls}${hatched(one.cls) ? ".hatched" : ""}`), one.name)));
+      (data.now ?? null) === null ? s("g") : s("line.now", {x1: X(data.now), x2: X(data.now), y1: ABOVE - 4, y2: height - 6}), this.frame);
+    this.legend.replaceChildren(...(data.legend || []).map((one) => h("span", {title: PHASES[one.cls.slice(2)]}, h(`i.${one.cls}${hatched(one.cls) ? ".hatched" : ""}`), one.name)));
   }
 
   drawn(row, i, X, width) {
@@ -70,7 +71,7 @@ export class Rows {
     const bars = row.bars.map(([cls, a, b, , level], k) => s(`rect.${cls}`, {
       x: X(a), y: y + pad, width: Math.max(0.6, X(b) - X(a)), height: size - 2 * pad, "data-bar": `${i} ${k}`,
       "fill-opacity": level === undefined ? null : 0.06 + 0.94 * Math.max(0, Math.min(1, level))}));
-    if (row.line) extra.push(s("line.predicted", {x1: X(row.line.x), x2: X(row.line.x), y1: y + 1, y2: y + size - 1}, s("title", {}, row.line.text)));
+    if (row.line) extra.push(s("line.predicted", {x1: X(row.line), x2: X(row.line), y1: y + 1, y2: y + size - 1}, s("title", {}, `predicted ${seconds(row.line)}`)));
     if (row.whisker) {
       const [a, b] = row.whisker.map(X), middle = y + size / 2;
       const d = `M${a} ${middle - 5}v10M${a} ${middle}H${b}M${b} ${middle - 5}v10`;
@@ -89,7 +90,7 @@ export class Rows {
   asTable() {
     const {data} = this;
     if (!data || !data.rows.length) return h("p", {}, data?.empty || "nothing yet");
-    if (data.columns) return table(this.label, data.columns, data.cells().slice(0, 2000));
+    if (data.columns) return table(this.label, data.columns, data.cells.slice(0, 2000));
     return table(this.label, [[""], [data.x || "what"]], data.rows.flatMap((row) => [...row.bars, ...(row.marks ?? [])].map((bar) => [row.label, bar[3].replaceAll("\n", "; ")])).slice(0, 2000));
   }
 
@@ -129,4 +130,9 @@ export class Rows {
     announce(text.replaceAll("\n", ", "));
     tip(text, box.left + x, box.top + y + size);
   }
+}
+
+/** A phase with its meaning and its seconds. */
+function timed([name, a, b, more]) {
+  return [`p-${name}`, a, b, `${phase(name)}${more ? ` (${more})` : ""}${PHASES[name] ? `: ${PHASES[name]}` : ""}\n${seconds(b - a)}, from ${seconds(a)} to ${seconds(b)}`];
 }

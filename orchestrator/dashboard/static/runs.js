@@ -120,7 +120,7 @@ export class RunsView {
     const box = h("input", {type: "checkbox", "data-run": card.id, "aria-label": `compare ${card.id}`, checked: this.chosen.has(card.id),
       onchange: () => { if (box.checked) this.chosen.add(card.id); else this.chosen.delete(card.id); this.redraw(); }});
     return h("tr", {}, h("th", {scope: "row"}, h("span.pick", {}, box, h("a", {href: `#/run/${encodeURIComponent(card.id)}`, "data-run": card.id}, card.id))),
-      h("td", {}, h(`span.pill.r-${card.state}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
+      h("td", {}, h(`span.pill.r-${card.state}${/^error/.test(card.ended) ? ".bad" : ""}`, {}, card.state === "ended" ? card.ended : card.state === "silent" ? "silent, or killed" : card.state)),
       COLUMNS.slice(2).map(([, kind, , text]) => h("td" + (kind ? "." + kind : ""), {}, text(card))));
   }
 }

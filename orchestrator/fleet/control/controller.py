@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 
 import msgspec
 
@@ -44,7 +44,7 @@ class FleetController(RunFleet):
     `session.standing_fleet`.
 
     Args:
-        chunk_bytes: size of a chunk that the endpoint sends.
+        chunk_bytes: size of a chunk that the endpoint sends. plugins: as of `Membership`.
 
     Attributes:
         backend: starts the agents and limits them.
@@ -69,12 +69,13 @@ class FleetController(RunFleet):
         dilation_by: str = "",
         grain: Grain = "quota",
         chunk_bytes: int = CHUNK_BYTES,
+        plugins: Mapping[str, str] | None = None,
     ) -> None:
         tick_us = round((tick_s() or 0.0) * 1e6) or TICK_US
         super().__init__(spec, dilation, resolve_profile, grain, tick_us, dilation_by)
-        self.fleet_id, self.backend, self.broker = fleet_id, backend, broker
+        self.fleet_id, self.backend, self.broker, self.control, self.data = fleet_id, backend, broker, control, data
+        self.backend_name, self.enforcement = backend.name, backend.enforcement
         self.earned = {name: Earned(0.0) for name in self.names}
-        self.control, self.data = control, data
         self._heartbeat_s = heartbeat_s
         self._ready: set[str] = set()
         self._ready_changed = asyncio.Event()
@@ -97,18 +98,10 @@ class FleetController(RunFleet):
             on_dropped=self.dropped,
             chunk_bytes=chunk_bytes,
         )
-        self.membership = Membership(self.names, self.endpoint.control, self.record, dilation, backend.pins)
+        self.membership = Membership(self.names, self.endpoint.control, self.record, dilation, backend.pins, plugins)
         self.membership.listen(self.on_device)
         backend.on_exit(self.on_exit)
         self.endpoint.start()
-
-    @property
-    def backend_name(self) -> str:
-        return self.backend.name
-
-    @property
-    def enforcement(self) -> Enforcement:
-        return self.backend.enforcement
 
     def _labels_of(self, name: str) -> tuple[int, ...]:
         """Of the run's shard; without a run, what the device says of the shard that it has."""
@@ -167,7 +160,7 @@ class FleetController(RunFleet):
             period_s=0.0 if limits.unlimited else limits.period_us / 1e6,
             paced=self.grain == "pacing" and not limits.unlimited,
             by_reference=by_reference,
-            share=self.conditions[name].share(self.cpus[name] * self.dilation) if by_reference else 1.0,
+            share=self.share(name, self.conditions[name]) if by_reference else 1.0,
         )
 
     def _held_by_agent(self, name: str) -> bool:
@@ -207,8 +200,7 @@ class FleetController(RunFleet):
         rates = await self._put_limits(name) if condition.running else Applied()
         if condition.rival_cpus != before.rival_cpus:
             said.append(await self.backend.set_rival(name, condition.rival_cpus / self.dilation))
-        whole = self.cpus[name] * self.dilation
-        if self.spec.speed.reference and condition.share(whole) != before.share(whole):
+        if self.spec.speed.reference and self.share(name, condition) != self.share(name, before):
             await self._configure(name, self.limits[name])
         if before.running and not condition.running:
             said.append(await self.backend.set_frozen(name, True))

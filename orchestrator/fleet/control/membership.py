@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +55,7 @@ class Membership:
         send: sends a control message to a device.
         record: takes records of what happens to devices.
         pinned: whether the agents of a device are started by the fleet only.
+        plugins: SHA-256 of the plug-ins that every agent must use, by name.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Membership:
         record: Callable[[Record], None],
         dilation: float = 1.0,
         pinned: Callable[[str], bool] = lambda name: False,
+        plugins: Mapping[str, str] | None = None,
     ) -> None:
+        self._plugins = plugins or {}
         self._repeat_s = REPEAT_S * dilation
         self.devices = {name: Member(name, pinned(name)) for name in names}
         self._send, self._record = send, record
@@ -113,7 +116,12 @@ class Membership:
             if self._affords(device, len(why) + PHASE_BYTES):
                 self._record(Fault(time.monotonic_ns(), device.name, why))
             return
-        match device.pin.verdict(message.incarnation, online=device.online):
+        verdict = device.pin.verdict(message.incarnation, online=device.online)
+        if verdict is Verdict.NEW and (why := self._other_code(message)):
+            self.give_up(device.name, why)
+            self._refuse(device, message, why)
+            return
+        match verdict:
             case Verdict.OWN if device.online or not device.joins.take(time.monotonic()):
                 pass  # a later heartbeat brings it back
             case Verdict.NEW if not device.pin.strict and not device.joins.take(time.monotonic()):
@@ -128,6 +136,20 @@ class Membership:
                 who = f"an agent that has ended or was sent away (incarnation {message.incarnation[:8]})"
                 self._refuse(device, message, f"{who} announced itself as {device.name} again: it changes nothing")
 
+    def _other_code(self, agent: Presence) -> str:
+        """Why an agent may not work in this run, where its plug-ins are not those of the orchestrator; else ""."""
+        for name, sha256 in self._plugins.items():
+            there = agent.plugins.get(name)
+            if there != sha256:
+                has = (
+                    f"has other code of the plug-in {name!r}, {there[:12]}…" if there else f"lacks the plug-in {name!r}"
+                )
+                return (
+                    f"{agent.device} {has} (SHA-256 of this run's: {sha256[:12]}…); install the version of this run on "
+                    "it, or have it take the code from here (edgebed-agent join --allow-code)"
+                )
+        return ""
+
     def _admit(self, device: Member, message: Presence) -> None:
         """Take this agent as the device from now on."""
         again = bool(device.incarnation)
@@ -135,6 +157,7 @@ class Membership:
         if message.incarnation != device.incarnation:
             device.phases_upto, device.status = 0, None
         device.pin.take(message.incarnation)
+        device.hopeless = ""
         device.online, device.presence, device.rival = True, message, None
         self._record(DeviceJoined(time.monotonic_ns(), device.name, message.incarnation, again, message.host))
         self._tell(Joined(device.name, again, restarted))
@@ -165,6 +188,9 @@ class Membership:
             device.rival_beats += 1
             if device.rival_beats >= RIVAL_BEATS and device.joins.take(time.monotonic()):
                 rival = device.rival
+                if why := self._other_code(rival):
+                    self._refuse(device, rival, why)
+                    return
                 self.left(device.name, f"silent for {RIVAL_BEATS} heartbeats of a second agent with its name")
                 self._admit(device, rival)
 
@@ -237,7 +263,7 @@ class Membership:
                     while not device.online and not device.hopeless:
                         await self._change(device)
         for device in self.devices.values():
-            if device.hopeless:
+            if device.hopeless and not device.online:
                 raise FleetError(
                     f"the agent of {device.name} does not run: {device.hopeless}", hint="remove the cause that it names"
                 )

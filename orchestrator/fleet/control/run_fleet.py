@@ -53,6 +53,7 @@ class RunFleet(ABC):
 
     Attributes:
         endpoint: sends tasks and replies to the devices.
+        backend_name: what carries the devices, and `enforcement`: what holds their limits, in the words of the records.
         dilation_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`.
         names: of the devices, in the order of the fleet file.
         boards: names of the real boards, by device.
@@ -69,6 +70,8 @@ class RunFleet(ABC):
     """
 
     endpoint: Sender
+    backend_name: str
+    enforcement: str
 
     def __init__(
         self,
@@ -97,16 +100,6 @@ class RunFleet(ABC):
         self._sink: Callable[[Record], None] | None = None
         self._calibration: list[Calibrated] = []
         self._facts: dict[tuple[object, str], Fact] = {}  # the latest of each kind and device
-
-    @property
-    @abstractmethod
-    def backend_name(self) -> str:
-        """What carries the devices, in the word of the records."""
-
-    @property
-    @abstractmethod
-    def enforcement(self) -> str:
-        """What holds their limits, in the word of the records."""
 
     # ---- records ----
 
@@ -155,7 +148,7 @@ class RunFleet(ABC):
             board=self.boards.get(name, ""),
             look_alike_of=profile.look_alike_of,
             unlimited=limits.unlimited,
-            threads=limits.named_threads or self.spec.speed.threads,
+            threads=limits.threads,
         )
 
     def _labels_of(self, name: str) -> tuple[int, ...]:
@@ -215,10 +208,12 @@ class RunFleet(ABC):
         self.profiles[name] = profile_under(self.conditions[name], self.own[name], self._resolve)
         limits = self.profiles[name].limits
         self.cpus[name] = limits.cpus if limits.unlimited else limits.cpus / self.dilation
-        speed = self.spec.speed
-        threads = limits.named_threads or speed.threads
-        ceiling = msgspec.structs.replace(limits, cpus=limits.cpus * speed.ceiling(name), named_threads=threads)
+        ceiling = msgspec.structs.replace(limits, cpus=limits.cpus * self.spec.speed.ceiling(name))
         self.limits[name] = ceiling.dilated(self.dilation, self.grain, self.tick_us)
+
+    def share(self, name: str, condition: Condition) -> float:
+        """As `Condition.share`, of a device in a condition."""
+        return condition.share(self.cpus[name] * self.dilation, self.limits[name].threads)
 
     # ---- who can work ----
 

@@ -24,6 +24,7 @@ from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
+    PLUGINS,
     SHARD,
     ContainerDevices,
     ExitWatch,
@@ -52,6 +53,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
         fleet_id: unique; part of every label.
         notify: called with a line of progress (the first build of the image takes minutes).
         shaper: how links are shaped; None chooses automatically.
+        plugins: folder of the plug-ins that the agents use.
     """
 
     enforcement = Enforcement.DOCKER
@@ -60,7 +62,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
 
     @classmethod
     def open(cls, opening: Opening) -> DockerBackend:
-        return cls(opening.spec, opening.fleet_id, notify=opening.notify)
+        return cls(opening.spec, opening.fleet_id, notify=opening.notify, plugins=opening.plugins)
 
     def __init__(
         self,
@@ -69,8 +71,10 @@ class DockerBackend(ContainerDevices, NamedBackend):
         *,
         notify: Callable[[str], None] = lambda line: None,
         shaper: links.Shaper | None = None,
+        plugins: Path | None = None,
     ) -> None:
         super().__init__()
+        self._plugins = plugins
         self._client = connect()
         self._fleet_id, self._notify, self._shaper = fleet_id, notify, shaper
         self._names = [device.name for device in spec.devices]
@@ -94,7 +98,7 @@ class DockerBackend(ContainerDevices, NamedBackend):
     def _make(self) -> None:
         with engine_errors("the networks could not be made"):
             leftovers.collect()
-            self._image = ensure_image(self._client, self._notify, self._making.go_on)
+            self._image = ensure_image(self._client, self._notify, self._making.go_on, self._plugins)
             self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
             self._systemd = self._client.info().get("CgroupDriver") == "systemd"
             taken = used_subnets(self._client) + ([] if missing_tools("ip") else host_networks())
@@ -165,11 +169,12 @@ class DockerBackend(ContainerDevices, NamedBackend):
         return {
             "name": f"edgebed-{self._fleet_id}-{name}",
             "hostname": hostname(name),
-            "command": agent_arguments(self._fleet_id, name),
+            "command": agent_arguments(self._fleet_id, name, plugins=PLUGINS if self._plugins else ""),
             "environment": agent_environment(BROKER),
             "volumes": {
                 str(self._shards[name]): {"bind": SHARD, "mode": "ro"},
                 str(self._broker_file(name)): {"bind": BROKER, "mode": "ro"},
+                **({str(self._plugins): {"bind": PLUGINS, "mode": "ro"}} if self._plugins else {}),
             },
             "network": self._networks[name].name,
             "labels": self._labels | {DEVICE: name},

@@ -22,7 +22,7 @@ from orchestrator.fleet.making import Making
 from orchestrator.fleet.network import links
 from orchestrator.fleet.rival import LOOP, shares
 
-SHARD = "/shard.safetensors"
+SHARD, PLUGINS = "/shard.safetensors", "/plugins"
 MOST_PROCESSES = 1024
 """Limit of processes and threads of one device: many times what an agent uses."""
 
@@ -41,8 +41,9 @@ def agent_environment(broker_file: str) -> dict[str, str]:
     return {"EDGEBED_BROKER_FILE": broker_file, **handed_on}
 
 
-def agent_arguments(fleet_id: str, device: str, shard: str = SHARD) -> list[str]:
-    return ["--fleet", fleet_id, "--device", device, "--shard", shard]
+def agent_arguments(fleet_id: str, device: str, shard: str = SHARD, plugins: str = "") -> list[str]:
+    plugged = ["--plugins", plugins] if plugins else []
+    return ["--fleet", fleet_id, "--device", device, "--shard", shard, *plugged]
 
 
 def hostname(device: str) -> str:

@@ -9,11 +9,13 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import docker.errors
 
 from edgebed.errors import FleetError
+from edgebed.plugin_code import read_plugins
 from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.files.shipped import shipped, sources
 
@@ -24,6 +26,16 @@ BASE_LABEL = "edgebed.base"
 
 BUILD_S = 1800.0
 """Seconds for which a build of another process is waited for."""
+
+WITH_NEEDS = b"""ARG BASE=%b
+FROM ${BASE}
+ARG PIP_ARGS=""
+COPY requirements.txt /app/requirements.txt
+USER root
+RUN python3 -m pip install --no-cache-dir $PIP_ARGS -r /app/requirements.txt
+USER agent
+"""
+"""The agent's image with what plug-ins require."""
 
 _DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
@@ -85,7 +97,12 @@ def _has(client: Any, tag: str) -> bool:
     return True
 
 
-def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[], None] = lambda: None) -> str:
+def ensure_image(
+    client: Any,
+    notify: Callable[[str], None],
+    go_on: Callable[[], None] = lambda: None,
+    plugins: Path | None = None,
+) -> str:
     """The tag of the agent's image; builds the image if the engine has none. The first build takes minutes. If another
     process of this host builds it, waits for that.
 
@@ -93,8 +110,17 @@ def ensure_image(client: Any, notify: Callable[[str], None], go_on: Callable[[],
         client: a docker client.
         notify: called with one line of progress at a time.
         go_on: called repeatedly during a build; it stops the build by raising.
+        plugins: folder of plug-ins; what they require is installed in an image of its own, on top of the agent's.
     """
-    files = content(os.environ.get("EDGEBED_BASE_IMAGE", ""))
+    tag = _ensured(client, content(os.environ.get("EDGEBED_BASE_IMAGE", "")), notify, go_on)
+    wanted = sorted({need for code in (read_plugins(plugins) if plugins else ()) for need in code.told.requirements})
+    if not wanted:
+        return tag
+    with_needs = {"Dockerfile": WITH_NEEDS % tag.encode(), "requirements.txt": "\n".join(wanted).encode()}
+    return _ensured(client, with_needs, notify, go_on)
+
+
+def _ensured(client: Any, files: Mapping[str, bytes], notify: Callable[[str], None], go_on: Callable[[], None]) -> str:
     tag = tag_of(files)
     if not _has(client, tag):
         with _sole_builder(client, tag, notify, go_on):

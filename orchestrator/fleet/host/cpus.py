@@ -81,10 +81,11 @@ class Claim:
         os.write(self._file, msgspec.json.encode(fleet))
         part.rename(self._path)  # locked before it has its name: nobody takes it for the claim of a dead process
 
-    def close(self) -> None:
-        """A second call does nothing."""
+    def close(self, *, renewed: bool = False) -> None:
+        """A second call does nothing. `renewed`: the fleet has another claim in its place."""
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
+            if not renewed:
+                self._path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
 
@@ -115,8 +116,8 @@ class Admitted(msgspec.Struct, frozen=True):
 def admit(
     backend: str, fleet_id: str, fleets: Sequence[FleetSpec], setting: str | float, *, over_links: bool = True
 ) -> Admitted:
-    """Choose the dilation of a fleet beside those that stand, and claim its CPUs. A fleet that stands may ask again,
-    after it has closed its claim.
+    """Choose the dilation of a fleet beside those that stand, and claim its CPUs. A fleet that stands may ask again:
+    its new claim takes the place of the one before.
 
     Args:
         fleets: what the fleet will be in the course of the run.
@@ -134,8 +135,10 @@ def admit(
     with lock():
         others = [each for each in standing() if each.fleet_id != fleet_id]
         factor = _dilation_beside(others, fleets, setting, cores, carried)
-        cpus = max(fleet.cpus for fleet in fleets) / factor
-        spec = fleets[0]
+        cpus, spec = max(fleet.cpus for fleet in fleets) / factor, fleets[0]
+        if spec.speed.unsure:
+            by_index = cpus * spec.speed.unsure / spec.speed.demand
+            cpus = max(cpus, min(by_index, cores - taken_cpus(others) - spec.reserve_cpus))
         boards = tuple(device.name for device in spec.boards)
         held = Claim(Standing(fleet_id, spec.name, backend, cpus, spec.reserve_cpus, os.getpid(), boards))
     by_path = max(path_dilation(fleet, carried) for fleet in fleets)
@@ -180,9 +183,13 @@ def standing() -> list[Standing]:
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
+def _own_path() -> Path:
+    return leftovers.STATE / "cpus" if os.geteuid() == 0 else TEMPORARY / f"edgebed-cpus-{os.geteuid()}"
+
+
 def _own_folder() -> Path:
     """Where this user writes claims: readable by everybody, writable by nobody else."""
-    folder = leftovers.STATE / "cpus" if os.geteuid() == 0 else TEMPORARY / f"edgebed-cpus-{os.geteuid()}"
+    folder = _own_path()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -209,12 +216,13 @@ def _folders() -> Iterator[Path]:
 
 
 def _claims() -> Iterator[Standing]:
-    """Claims of living processes. Those of dead ones are removed."""
+    """Claims of living processes. Those of dead ones are removed, but in our own folder only: somebody else may put a
+    link to another folder in the place of his at any time."""
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.json"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             if ownership.is_held(path):
                 yield msgspec.json.decode(read_plain(path, MOST_CLAIM), type=Standing)
-            else:
+            elif path.parent == _own_path():
                 path.unlink()
 
 

@@ -48,6 +48,7 @@ class LocalBackend(NamedBackend):
         spec: the devices.
         fleet_id: unique on this host.
         kernel: True for namespaces, tc and cgroups (needs root); False for the software throttle.
+        plugins: folder of the plug-ins that the agents use.
 
     Attributes:
         forks: what each device's agent was started with.
@@ -67,10 +68,11 @@ class LocalBackend(NamedBackend):
                     f"{delayed[0]}: the software throttle cannot add latency",
                     hint="remove latency_ms from the profile, or run as root",
                 )
-        return cls(opening.spec, opening.fleet_id, kernel=not why)
+        return cls(opening.spec, opening.fleet_id, kernel=not why, plugins=opening.plugins)
 
-    def __init__(self, spec: FleetSpec, fleet_id: str, *, kernel: bool) -> None:
+    def __init__(self, spec: FleetSpec, fleet_id: str, *, kernel: bool, plugins: Path | None = None) -> None:
         super().__init__()
+        self._plugins = plugins
         self.enforcement = Enforcement.KERNEL if kernel else Enforcement.SOFTWARE
         self._kernel, self._fleet_id = kernel, fleet_id
         self._names = [device.name for device in spec.devices]
@@ -154,6 +156,7 @@ class LocalBackend(NamedBackend):
             root=str(self._folder / "root") if may_mount() else "",
             netns=str(self._wires[name].path) if self._kernel else "",
             cgroups=tuple(self._cgroups[name].procs_files()) if self._kernel else (),
+            plugins=str(self._plugins or ""),
         )
 
     def _give(self, name: str, shard: Path) -> int:

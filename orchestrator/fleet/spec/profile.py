@@ -136,14 +136,14 @@ class FleetSpec(msgspec.Struct, frozen=True):
         """The smallest dilation at which the threads of every device that was measured can do what the reference does
         in the same time: a thread uses at most one core."""
         known = [(each.profile.limits, self.speed.needs.get(each.name)) for each in self.devices]
-        return max((need.mean * own.cpus / (own.named_threads or 1) for own, need in known if need), default=0.0)
+        return max((need.mean * own.cpus / own.threads for own, need in known if need), default=0.0)
 
     @property
-    def threads_follow(self) -> dict[str, float]:
-        """CPUs by profile, of the devices on this host whose threads follow the CPUs after dilation."""
+    def one_thread(self) -> dict[str, float]:
+        """CPUs by profile, of the devices on this host that have one thread at the speed of the host."""
         limits = {each.profile.name: each.profile.limits for each in self.here}
         host = self.wanted_speed == HOST
-        return {name: each.cpus for name, each in limits.items() if host and not each.named_threads}
+        return {name: each.cpus for name, each in limits.items() if host and each.threads == 1}
 
     @property
     def head_room(self) -> float:

@@ -26,21 +26,16 @@ class Speed(msgspec.Struct, frozen=True):
     Attributes:
         reference: name of the reference whose CPU seconds they are; "": they are those of the host.
         demand: CPU seconds that this host is taken to need, on average, for one of the reference.
+        unsure: the same by the index, of a fleet that is admitted before it is measured: it claims what is left of it.
         index: CPU seconds of the reference for one of this host, as the reference loop told.
         needs: by device, as measured under its quota; empty before.
-        spread: whether pieces vary as those of the reference did.
     """
 
     reference: str = ""
     demand: float = 1.0
+    unsure: float = 0.0
     index: float = 1.0
     needs: Mapping[str, Need] = {}
-    spread: bool = False
-
-    @property
-    def threads(self) -> int:
-        """Of torch, where a profile names none: references are recorded with one. 0: they follow the quota."""
-        return 1 if self.reference else 0
 
     def index_of(self, device: str) -> float:
         """CPU seconds of the reference for one of this host, by the device's own work where that was measured."""

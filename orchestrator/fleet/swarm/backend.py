@@ -26,6 +26,7 @@ from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.docker.devices import (
     MOST_PROCESSES,
     NOWHERE,
+    PLUGINS,
     ContainerDevices,
     ExitWatch,
     Seen,
@@ -67,6 +68,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         admitted: as `admission.admit_swarm` found it.
         ca: of this run.
         folder: for the orchestrator's certificate and key.
+        plugins: folder of the plug-ins that the agents use.
     """
 
     enforcement = Enforcement.DOCKER
@@ -82,7 +84,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         admitted, folder = opening.admitted, opening.folder
         assert isinstance(admitted, AdmittedToSwarm)
         ca = opening.certifier(folder)
-        return cls(opening.spec, opening.fleet_id, admitted, ca, folder, notify=opening.notify)
+        return cls(opening.spec, opening.fleet_id, admitted, ca, folder, notify=opening.notify, plugins=opening.plugins)
 
     def __init__(
         self,
@@ -93,8 +95,10 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         folder: Path,
         *,
         notify: Callable[[str], None] = lambda line: None,
+        plugins: Path | None = None,
     ) -> None:
         super().__init__()
+        self._plugins = plugins
         self._spec, self._fleet_id, self._admitted, self._notify = spec, fleet_id, admitted, notify
         self._file = spec.swarm or SwarmFile()
         self._placement, self._ca, self._folder = admitted.placement, ca, folder
@@ -161,7 +165,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
 
     def _ready_image(self) -> str:
         """The image by its id, which is the hash of its content: then no node runs another one of the same name."""
-        tag = ensure_image(self._client, self._notify, self._making.go_on)
+        tag = ensure_image(self._client, self._notify, self._making.go_on, self._plugins)
         image = self._client.images.get(tag)
         return pushed(image, self._file.registry) if self._file.registry else str(image.id)
 
@@ -229,7 +233,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
             self._making.go_on()
             there = {name: self._shards[name] for name in self._placement.on(id) if name in devices}
             if there:
-                on_node.deliver(link.engine, self._image, self._fleet_id, there, SHARD, self._labels)
+                on_node.deliver(link.engine, self._image, self._fleet_id, there, SHARD, self._labels, self._plugins)
         started = {}
         for name in devices:
             self._making.go_on()
@@ -257,7 +261,9 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         volume = on_node.volume_of(self._fleet_id, name)
         return {
             "image": self._image,
-            "args": agent_arguments(self._fleet_id, name, f"{SHARD_FOLDER}/{SHARD}"),
+            "args": agent_arguments(
+                self._fleet_id, name, f"{SHARD_FOLDER}/{SHARD}", SHARD_FOLDER + PLUGINS if self._plugins else ""
+            ),
             "env": agent_environment(f"{SECRETS}/{BROKER}"),
             "secrets": [self._secret(name)],
             "hostname": hostname(name),

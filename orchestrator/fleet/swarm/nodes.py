@@ -132,9 +132,15 @@ def volume_of(fleet_id: str, device: str) -> str:
 
 
 def deliver(
-    engine: Any, image: str, fleet_id: str, shards: Mapping[str, Path], name: str, labels: Mapping[str, str]
+    engine: Any,
+    image: str,
+    fleet_id: str,
+    shards: Mapping[str, Path],
+    name: str,
+    labels: Mapping[str, str],
+    plugins: Path | None = None,
 ) -> None:
-    """Put each device's shard into a volume of its own, as the file `name`."""
+    """Put each device's shard into a volume of its own, as the file `name`, and the folder `plugins` beside it."""
     with engine_errors("the shards could not be delivered"):
         mounts = []
         for device in shards:
@@ -142,12 +148,12 @@ def deliver(
             mounts.append(docker.types.Mount(f"/shards/{device}", volume.name, type="volume"))
         carrier = engine.containers.create(image, mounts=mounts, labels=dict(labels), network_mode="none")
         try:
-            carrier.put_archive("/shards", _archive(shards, name))
+            carrier.put_archive("/shards", _archive(shards, name, plugins))
         finally:
             carrier.remove(force=True)
 
 
-def _archive(shards: Mapping[str, Path], name: str) -> bytes:
+def _archive(shards: Mapping[str, Path], name: str, plugins: Path | None) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for device, path in shards.items():
@@ -155,6 +161,8 @@ def _archive(shards: Mapping[str, Path], name: str) -> bytes:
             info.size, info.mode = path.stat().st_size, 0o444
             with path.open("rb") as file:
                 tar.addfile(info, file)
+            if plugins is not None:
+                tar.add(plugins, f"{device}/plugins")
     return out.getvalue()
 
 

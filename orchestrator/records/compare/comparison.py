@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgebed.pacing import HOST
-from orchestrator.records.compare.groups import default_baseline, key, named
+from orchestrator.records.compare.groups import bases, default_baseline, in_setting, key, named
 from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
 from orchestrator.records.compare.paired import unpaired
 from orchestrator.records.critical.bound_by import savings_text, waits_text
@@ -37,16 +37,16 @@ def compare(summaries: Sequence[Summary], baseline: Summary | None = None) -> Co
     """`speed_up` of a run: time to target of the baseline's run of the same seed ÷ its own. `baseline`: one of that
     method's runs; None: `groups.default_baseline`."""
     chosen = baseline or default_baseline(summaries) if summaries else None
-    base = {run.seed: run for run in summaries if chosen is not None and key(run) == key(chosen)}
-    rows = [_row(summary, base) for summary in summaries]
+    base = {own: {run.seed: run for run in runs} for own, runs in bases(summaries, baseline).items()}
+    rows = [_row(summary, base.get(key(summary), {})) for summary in summaries]
     notes = _notes(summaries) + unpaired(summaries) + [note for each in summaries for note in _disturbed(each)]
     indices = {each.run: index for each in summaries if each.speed == HOST and (index := each.host_index) is not None}
     notes = [*look_alike_notes(summaries), *differing_hosts(indices), *notes]
     notes += [note for each in summaries for note in _boards(each)]
-    texts = [_texts(summary, base) for summary in summaries]
+    texts = [_texts(summary, base.get(key(summary), {})) for summary in summaries]
     labels = {name: column.label for name, column in COLUMNS.items()}
     if chosen is not None:
-        labels["speed_up"] = f"speed-up over {named(chosen)}"
+        labels["speed_up"] = f"speed-up over {chosen.method if chosen.setting else named(chosen)}"
     return Comparison(rows, texts, labels, notes)
 
 
@@ -96,7 +96,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 COLUMNS: dict[str, Column] = {
-    "method": Column("method", lambda run: run.method, str),
+    "method": Column("method", in_setting, str),
     "run": Column("run", lambda run: run.run, str),
     "seed": Column("seed", lambda run: run.seed, str),
     "ended": Column("ended", lambda run: run.ended, str),
@@ -170,11 +170,11 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _seeds_of_one_experiment(summaries: Sequence[Summary]) -> bool:
-    """Whether they are held runs of one experiment whose methods share a dilation within each seed: every seed has a
-    fleet of its own, and ratios are taken within a seed."""
-    fleets = {(run.seed, run.dilation) for run in summaries}
+    """Whether they are held runs of one experiment whose methods share a dilation within each seed and setting: each
+    has a fleet of its own, and ratios are taken within it."""
+    fleets = {(key(run)[-1], run.seed, run.dilation) for run in summaries}
     one = len({run.series for run in summaries}) == 1 and summaries[0].series != ""
-    return one and summaries[0].speed not in ("", HOST) and len(fleets) == len({seed for seed, _ in fleets})
+    return one and summaries[0].speed not in ("", HOST) and len(fleets) == len({part[:2] for part in fleets})
 
 
 def _doubts(summary: Summary) -> Iterable[str]:

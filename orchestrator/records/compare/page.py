@@ -16,16 +16,27 @@ import msgspec
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.curves import Along, Quantity, accuracy, band, curve
-from orchestrator.records.compare.groups import FEWEST, by_key, default_baseline, group, named, profiles
+from orchestrator.records.compare.groups import (
+    FEWEST,
+    Group,
+    Key,
+    bases,
+    by_key,
+    default_baseline,
+    group,
+    in_setting,
+    named,
+    profiles,
+)
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
 from orchestrator.records.summary import Summary
+from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import formatting
-from orchestrator.records.words.drawing import six_digits, thinned
-from orchestrator.records.words.palette import ordered, style
+from orchestrator.records.words.drawing import bars, phases, six_digits, thinned
+from orchestrator.records.words.formatting import known, seconds
+from orchestrator.records.words.palette import style
 from orchestrator.records.words.vocabulary import held_by
-
-Key = tuple[str, str, str]
 
 MOST_POINTS = 400
 """Points of one curve; of longer ones every n-th is drawn."""
@@ -39,18 +50,28 @@ AXES: tuple[tuple[str, Along, Quantity], ...] = (
 """Name of a chart, what its x axis is, and the quantity."""
 
 
+LATER = "known when the runs are over"
+
+
 def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> dict[str, Any]:
     """Everything that the page shows. `baseline`: whose method is the baseline at first; None: the default one."""
     groups, names, table = by_key(summaries), _names(summaries), compare(summaries, baseline)
+    first = key_of(baseline or default_baseline(summaries)) if summaries else None
+    methods = [
+        _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
+        for i, (key, runs) in enumerate(groups.items())
+    ]
+    spent = {names[key]: _of_rounds(runs) for key, runs in groups.items() if any(run.rounds for run in runs)}
     targets = sorted({summary.target_accuracy for summary in summaries})
     return {
-        "methods": [
-            _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
-            for i, (key, runs) in enumerate(groups.items())
-        ],
+        "methods": methods,
+        "times": _times(list(zip(methods, group(summaries, baseline), strict=True))),
+        "spent": bars(spent, phases(name for sums in spent.values() for name in sums), seconds, "method", empty=LATER),
         "target": {"y": targets[0], "label": f"target {formatting.share(targets[0])}"} if len(targets) == 1 else None,
-        "baseline": names[key_of(baseline or default_baseline(summaries))] if summaries else "",
-        "tables": {names[key]: _table(summaries, runs[-1], names) for key, runs in groups.items()},
+        "baseline": names[first] if first else "",
+        "tables": {
+            names[key]: _table(summaries, baseline if key == first else runs[-1], names) for key, runs in groups.items()
+        },
         "labels": [label for label, _ in tabulate.COLUMNS],
         "runs": {"labels": table.labels, "texts": table.texts},
         "notes": table.notes,
@@ -61,7 +82,8 @@ def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> d
 
 def _names(summaries: Sequence[Summary]) -> dict[Key, str]:
     """By group its method; where two groups have the same, with the experiment, and then with what held the limits."""
-    names = {key: named(runs[0]) for key, runs in by_key(summaries).items()}
+    mixed = len({summary.enforcement == SIMULATED for summary in summaries}) > 1  # else a note says it of all
+    names = {key: named(runs[0]) if mixed else in_setting(runs[0]) for key, runs in by_key(summaries).items()}
     for more in ({key: key[0] for key in names}, {key: held_by(key[2]) for key in names}):
         count = Counter(names.values())
         names = {key: name if count[name] == 1 else f"{name}, {more[key]}" for key, name in names.items()}
@@ -70,14 +92,10 @@ def _names(summaries: Sequence[Summary]) -> dict[Key, str]:
 
 def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
     """`before`: how many groups of the same method there are already."""
-    (times,) = group(runs)
     return {
         "name": name,
         "style": msgspec.structs.asdict(style(runs[0].method, before)),
         "charts": {chart: _curves(runs, along, quantity) for chart, along, quantity in AXES},
-        "time": msgspec.structs.asdict(times.time_to_target_s),
-        "reached": f"{times.reached} of {times.runs}",
-        "spent": _spent(runs),
     }
 
 
@@ -96,11 +114,38 @@ def _drawn(rows: Iterable[Sequence[float]]) -> list[list[float]]:
     return [[six_digits(value) for value in row] for row in rows]
 
 
-def _spent(runs: Sequence[Summary]) -> dict[str, float]:
+def _times(methods: Sequence[tuple[dict[str, Any], Group]]) -> dict[str, Any]:
+    """A bar per method to its mean time to the target, with its seeds, and the interval of the mean."""
+    rows, cells = [], []
+    for one, row in methods:
+        time, reached = row.time_to_target_s, f"{row.reached} of {row.runs}"
+        cells.append([one["name"], reached, *(known(value, seconds) for value in (time.mean, time.low, time.high))])
+        if time.mean is None:
+            rows.append({"label": one["name"], "bars": [], "note": f"target missed ({reached} reached it)"})
+            continue
+        ends = None if time.low is None or time.high is None else (time.low, time.high)
+        around = f"95%: {' to '.join(map(seconds, ends))}" if ends else ", ".join(map(seconds, time.values))
+        told = f"{seconds(time.mean)}, {around}; {reached} reached the target"
+        rows.append(
+            {
+                "label": one["name"],
+                "bars": [[f"c{one['style']['colour']}", 0, six_digits(time.mean), told]],
+                "whisker": ends,
+                "ticks": time.values,
+                "note": seconds(time.mean),
+                "at": max([*time.values, time.high or 0.0]),
+            }
+        )
+    heads = [["method"], ["reached"], ["mean", "num"], ["from", "num"], ["to", "num"]]
+    most = 1.25 * max((row.get("at", 0.0) for row in rows), default=0.0)
+    return {"rows": rows, "to": most or 1e-9, "format": "tick", "empty": "no run yet", "columns": heads, "cells": cells}
+
+
+def _of_rounds(runs: Sequence[Summary]) -> dict[str, float]:
     """Seconds of the mean device in the mean round, by name."""
     whole = [run for run in runs if run.rounds]
-    names = ordered({name for run in whole for device in run.devices.values() for name in device.phase_s})
-    return {name: six_digits(fmean(_of_round(run, name) for run in whole)) for name in names}
+    names = {name for run in whole for device in run.devices.values() for name in device.phase_s}
+    return {name: fmean(_of_round(run, name) for run in whole) for name in names}
 
 
 def _of_round(run: Summary, name: str) -> float:
@@ -108,15 +153,15 @@ def _of_round(run: Summary, name: str) -> float:
     return sum(seconds) / len(seconds) / len(run.rounds)
 
 
-def _table(summaries: Sequence[Summary], baseline: Summary, names: dict[Key, str]) -> list[list[str]]:
+def _table(summaries: Sequence[Summary], baseline: Summary | None, names: dict[Key, str]) -> list[list[str]]:
     """One row per method; a speed-up that does not exist says why."""
-    rows, shown = group(summaries, baseline), []
-    base = rows[list(names).index(key_of(baseline))]
-    for name, row in zip(names.values(), rows, strict=True):
+    rows, base, shown = dict(zip(names, group(summaries, baseline), strict=True)), bases(summaries, baseline), []
+    for (key, name), found in zip(names.items(), rows.values(), strict=True):
+        row = msgspec.structs.replace(found, method=name)
         cells = [show(row) for _, show in tabulate.COLUMNS]
-        cells[0] = name
         if row.speed_up.mean is None:
-            cells[_SPEED_UP] = tabulate.why_no_speed_up(row, base)
+            beside = rows[key_of(base[key][0])] if base.get(key) else None
+            cells[_SPEED_UP] = tabulate.why_no_speed_up(row, beside)
         shown.append(cells)
     return shown
 

@@ -17,7 +17,7 @@ from statistics import fmean
 
 import msgspec
 
-from orchestrator.records.compare.groups import Estimate, default_baseline, named, of_ratios
+from orchestrator.records.compare.groups import Estimate, default_baseline, key, named, of_ratios
 from orchestrator.records.summary import Summary
 from orchestrator.records.types import SIMULATED
 
@@ -49,13 +49,21 @@ class Paired(msgspec.Struct, frozen=True):
 
 
 def paired(summaries: Sequence[Summary], baseline: Summary | None = None) -> list[Paired]:
-    """Every method beside that of `baseline` (None: the default one); nothing where no rounds alternated with its."""
+    """Every method beside that of `baseline` (None: the default one), setting by setting; nothing where no rounds
+    alternated with its."""
+    settings: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        settings.setdefault(key(summary)[-1], []).append(summary)
+    return [pair for own in settings.values() for pair in _in_setting(own, baseline or default_baseline(summaries))]
+
+
+def _in_setting(summaries: Sequence[Summary], baseline: Summary) -> list[Paired]:
     series: dict[tuple[str, int], dict[str, Summary]] = {}  # an experiment with several seeds is as many
     for summary in summaries:
         if summary.interleaved:
             runs = series.setdefault((summary.series, summary.seed), {})
             runs[_unique(named(summary), runs)] = summary
-    base = named(baseline or default_baseline(summaries)) if summaries else ""
+    base = named(msgspec.structs.replace(baseline, setting=summaries[0].setting))
     methods = dict.fromkeys(name for runs in series.values() for name in runs if name != base)
     found = [_paired(name, base, [runs for runs in series.values() if {name, base} <= runs.keys()]) for name in methods]
     return [each for each in found if each.rounds]

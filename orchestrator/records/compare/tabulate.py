@@ -12,7 +12,7 @@ from orchestrator.records.compare.groups import FEWEST, Estimate, Group, Profile
 from orchestrator.records.compare.paired import Paired
 from orchestrator.records.critical.bound_by import sentence, together, waits_text
 from orchestrator.records.summary import Summary
-from orchestrator.records.words.formatting import NONE, accuracy, factor, percent, ratio, seconds, size
+from orchestrator.records.words.formatting import NONE, accuracy, factor, number, percent, ratio, seconds, size
 from orchestrator.records.words.vocabulary import cause
 
 Column = tuple[str, Callable[[Group], str]]
@@ -32,8 +32,10 @@ def by_cause(rounds: Mapping[str, int]) -> str:
     return ", ".join(f"{cause(name)} {count}" for name, count in sorted(rounds.items(), key=lambda item: -item[1]))
 
 
-def why_no_speed_up(row: Group, baseline: Group) -> str:
+def why_no_speed_up(row: Group, baseline: Group | None) -> str:
     """In place of a speed-up that does not exist."""
+    if baseline is None:
+        return f"{NONE} (no such run beside it)"
     if row.reached and baseline.reached:
         return f"{NONE} (no seed in which both reached the target)"
     return f"{NONE} ({baseline.method if row.reached else row.method} missed the target)"
@@ -58,12 +60,27 @@ def sentences(summaries: Sequence[Summary]) -> list[str]:
     return told
 
 
+RESTRICTED = "where runs missed the target, times are Kaplan–Meier means up to the seconds in brackets"
+
+
+def time_text(row: Group) -> str:
+    """Mean seconds to the target; with the time up to which they count, where a run missed it."""
+    told, until = with_interval(row.time_to_target_s, seconds), row.restricted_to_s
+    return told if until is None else f"{told} (to {seconds(until)})"
+
+
+def speed_up_text(row: Group) -> str:
+    """The speed-up; with the log-rank test where a run missed the target."""
+    told, p = with_interval(row.speed_up, factor), row.log_rank_p
+    return told if p is None else f"{told} (log-rank p {number(p, 2)})"
+
+
 COLUMNS: tuple[Column, ...] = (
     ("method", lambda g: g.method),
     ("runs", lambda g: str(g.runs)),
     ("reached the target", lambda g: f"{g.reached} of {g.runs}"),
-    ("time to target", lambda g: with_interval(g.time_to_target_s, seconds)),
-    ("speed-up", lambda g: with_interval(g.speed_up, factor)),
+    ("time to target", time_text),
+    ("speed-up", speed_up_text),
     ("best accuracy", lambda g: with_interval(g.best_accuracy, accuracy)),
     ("round, median", lambda g: with_interval(g.round_s, seconds)),
     ("idle share", lambda g: with_interval(g.idle_share, percent)),
@@ -129,6 +146,7 @@ def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs
         "% needs \\usepackage{booktabs}",
         "% Means over seeds, 95% intervals (Student's t; below three seeds the values).",
         f"% Speed-ups over {_plain(baseline)}, in pairs of one seed.",
+        *({f"% {RESTRICTED[0].upper()}{RESTRICTED[1:]}." for group in groups if group.restricted_to_s}),
         *((f"% Paired ratios: {_plain(about_pairs(pairs))}.",) if pairs else ()),
         *(f"% {_plain(note)}" for note in notes),
         f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
@@ -144,7 +162,7 @@ def to_latex(groups: Sequence[Group], baseline: str, notes: Sequence[str], pairs
 
 def _paired_ratio(group: Group, pairs: Sequence[Paired]) -> str:
     """Of the method's rounds to the baseline's; 1 for the baseline itself."""
-    if group.method == pairs[0].baseline:
+    if group.method in {each.baseline for each in pairs}:
         return ratio(1.0)
     found = next((each.round_ratio for each in pairs if each.method == group.method), Estimate(None))
     return with_interval(found, ratio)

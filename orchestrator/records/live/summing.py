@@ -78,7 +78,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
     started, last = run.started, run.sessions[-1]
     infos = [info for session in run.sessions for info in session.started.devices]
     devices = started.devices
-    threads_follow = {device.profile: device.cpus for device in devices if not (device.unlimited or device.threads)}
+    one_thread = {d.profile: d.cpus for d in devices if started.speed == HOST and not d.unlimited and d.threads == 1}
     evaluated = [(at_s, accuracy) for i, at_s in ends if (accuracy := state.rows[i].accuracy) is not None]
     gaps = [gap for i, _ in ends if (gap := state.rows[i].gap_s) is not None]
     return Progress(
@@ -87,6 +87,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         method=started.method,
         seed=started.seed,
         series=started.series,
+        setting=started.setting,
         interleaved=started.interleaved,
         backend=started.backend,
         enforcement=run.enforcement,
@@ -101,7 +102,7 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
         server_cpus=started.server_cpus,
         held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
-        threads_note=threads_note(run.dilation, threads_follow),
+        threads_note=threads_note(run.dilation, one_thread),
         calibrated=run.calibrated and not _early(state) and not late_rounds((r.late_s, r.seconds) for r in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,

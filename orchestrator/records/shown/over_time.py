@@ -18,8 +18,9 @@ from orchestrator.records.shown.round_view import joined
 from orchestrator.records.timeline.disturbance import usual_loop_ms
 from orchestrator.records.timeline.timeline import RoundTimeline, Segment
 from orchestrator.records.timeline.utilisation import DeviceLoad
-from orchestrator.records.words.drawing import six_digits, stride
-from orchestrator.records.words.vocabulary import disturbances
+from orchestrator.records.words.drawing import legend, phases, six_digits, stride
+from orchestrator.records.words.formatting import seconds
+from orchestrator.records.words.vocabulary import BOARD_MARKS, EVENTS, disturbances
 
 FINEST, MOST_BARS = 600, 24_000
 """A stretch shorter than this part of the run is drawn with its neighbours; of all devices together at most so many."""
@@ -149,14 +150,7 @@ def _drawn(
     processes = dict.fromkeys(name for one in rounds for name in one.cores)
     return {
         "to": six_digits(total_ns / 1e9),
-        "lanes": [
-            {
-                "label": name,
-                "bars": [_bar(segment) for segment in joined(segments, finest)],
-                "marks": [(mark, six_digits(begin), six_digits(end)) for mark, begin, end in slowed.get(name, ())],
-            }
-            for name, segments in rows.items()
-        ],
+        "lanes": _lanes({name: joined(segments, finest) for name, segments in rows.items()}, slowed, total_ns / 1e9),
         "loads": {
             label: [{"label": name, "cells": _cells(rounds, name, field)} for name in rows]
             for field, label in QUANTITIES.items()
@@ -168,6 +162,38 @@ def _drawn(
             if one.disturbed
         ],
     }
+
+
+def _lanes(
+    rows: Mapping[str, Sequence[Segment]], slowed: Mapping[str, Sequence[tuple[str, float, float]]], total_s: float
+) -> dict[str, Any]:
+    """A row per device with the names of its time, and marks where a board was slowed down."""
+    names = {segment.name for segments in rows.values() for segment in segments}
+    boards = [{"name": EVENTS["board"], "cls": "key.m-board"}] if any(slowed.values()) else []
+    return {
+        "rows": [
+            {
+                "label": name,
+                "pick": name,
+                "bars": [_bar(segment) for segment in segments],
+                "marks": [_mark(*mark) for mark in slowed.get(name, ())],
+            }
+            for name, segments in rows.items()
+            if total_s
+        ],
+        "to": six_digits(total_s),
+        "timed": True,
+        "format": "tick",
+        "legend": legend(phases(names)) + boards,
+        "summary": f"{len(rows)} devices over {seconds(total_s)}.",
+        "empty": "no round has ended yet",
+        "x": "what, from and to",
+    }
+
+
+def _mark(mark: str, begin_s: float, end_s: float) -> tuple[str, float, float, str]:
+    told = f"{BOARD_MARKS[mark]}\n{seconds(end_s - begin_s)}, from {seconds(begin_s)} to {seconds(end_s)}"
+    return "m-board", six_digits(begin_s), six_digits(end_s), told
 
 
 def _bar(segment: Segment) -> tuple[str, float, float, str]:

@@ -1,5 +1,4 @@
-"""One round -> rows of named bars. Pages (`dashboard/static/gantt.js`) and figures for papers draw this one structure.
-Pure."""
+"""One round -> a figure of rows (`orchestrator.report.charts`), which pages and figures for papers draw alike. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +8,11 @@ from typing import Any
 from orchestrator.records.critical.stragglers import straggler
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.timeline.timeline import RoundTimeline, Segment
-from orchestrator.records.words.formatting import seconds
+from orchestrator.records.timeline.timeline import DeviceTimeline, RoundTimeline, Segment
+from orchestrator.records.words.drawing import legend, phases
+from orchestrator.records.words.formatting import NONE, known, seconds
+from orchestrator.records.words.palette import ordered
+from orchestrator.records.words.vocabulary import phase
 
 FINEST = 600
 """A bar shorter than this part of the round is drawn together with its neighbours."""
@@ -22,8 +24,13 @@ Named = Callable[[tuple[Segment, ...], str], list[Segment]]
 """Segments of a device as they are to be named."""
 
 
+MANY = 15
+"""Of more devices, those that were done last stand first."""
+
+
 def round_view(timeline: RoundTimeline, end_ns: int, live: bool = False, named: Named | None = None) -> dict[str, Any]:
-    """A round until `end_ns` (orchestrator's clock), in seconds from its start, divided by the dilation."""
+    """A round until `end_ns` (orchestrator's clock), in seconds from its start, divided by the dilation: a row per
+    device, then the server halves and the orchestrator."""
     facts, scale = timeline.facts, 1e9 * timeline.facts.dilation
 
     def drawn(segments: Iterable[Segment]) -> Bars:
@@ -33,22 +40,45 @@ def round_view(timeline: RoundTimeline, end_ns: int, live: bool = False, named: 
         ends = [(s, (s.start_ns - start) / scale, (min(s.end_ns, end_ns) - start) / scale) for s in coarse]
         return [(s.name, round(a, 4), round(b, 4), s.detail) for s, a, b in ends]
 
-    devices = {}
-    for name, device in timeline.devices.items():
+    slow, sums = None if live else straggler(timeline), {}
+    devices = []
+    for name, device in _in_order(timeline, live):
         segments = list(device.segments) if named is None else named(device.segments, name)
-        sums = {key: round(ns / scale, 4) for key, ns in _sums(segments, end_ns).items()}
-        devices[name] = {"bars": drawn(segments), "sums": sums, **_outcome(facts, name)}
-    slow = straggler(timeline)
+        sums[name] = {key: ns / scale for key, ns in _sums(segments, end_ns).items()}
+        more = {"slow": slow is not None and slow.device == name, **_outcome(facts, name)}
+        devices.append({"label": name, "pick": name, "bars": drawn(segments), **more})
+    own = drawn(Segment(phase.name, phase.start_ns, phase.end_ns) for phase in facts.own)
+    rows = [
+        *devices,
+        *(
+            {"label": label, "own": True, "bars": bars}
+            for label, bars in (("server halves", drawn(_server(facts))), ("orchestrator", own))
+        ),
+    ]
+    length_s = round((end_ns - facts.start_ns) / scale, 4)
+    who = f" The straggler is {slow.device}." if slow is not None else ""
     return {
         "round": facts.number + 1,
         "live": live,
-        "length_s": round((end_ns - facts.start_ns) / scale, 4),
-        "devices": devices,
-        "server": drawn(_server(facts)),
-        "own": drawn(Segment(phase.name, phase.start_ns, phase.end_ns) for phase in facts.own),
-        "straggler": None if slow is None or live else slow.device,
+        "rows": rows,
+        "to": max(length_s, *(row["line"] or 0.0 for row in devices)) if devices else length_s,
+        "now": length_s if live else None,
+        "timed": True,
+        "format": "tick",
+        "legend": legend(phases({bar[0] for row in rows for bar in row["bars"]}))
+        + [{"name": "predicted", "cls": "predicted-key"}] * any(row["line"] for row in devices),
+        "summary": f"{len(devices)} devices over {seconds(length_s)}.{who}",
+        **_table(facts, sums),
         "choice": choice(facts),
     }
+
+
+def _in_order(timeline: RoundTimeline, live: bool) -> list[tuple[str, DeviceTimeline]]:
+    """The devices; of many in a round that is over, the last to be done first."""
+    done = timeline.facts.done
+    if live or len(timeline.devices) <= MANY:
+        return list(timeline.devices.items())
+    return sorted(timeline.devices.items(), key=lambda item: -(done[item[0]].at_ns if item[0] in done else 0))
 
 
 def _server(facts: RoundFacts) -> list[Segment]:
@@ -83,14 +113,32 @@ def waited_for(state: RunState) -> tuple[list[str], int]:
 
 
 def _outcome(facts: RoundFacts, name: str) -> dict[str, Any]:
-    done, out, predicted = facts.done.get(name), facts.out.get(name), facts.started.predicted_s.get(name)
-    assignment = facts.started.assignments.get(name)
+    """How a device was left out, and the end that was predicted for it."""
+    out, predicted = facts.out.get(name), facts.started.predicted_s.get(name)
+    line = None if predicted is None else predicted / facts.dilation
+    return {"note": "" if out is None or name in facts.done else out.how, "line": line}
+
+
+def _table(facts: RoundFacts, sums: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Seconds of each device by name."""
+    names = ordered({name for of_device in sums.values() for name in of_device})
+
+    def cells(device: str, own: dict[str, float]) -> list[str]:
+        done, out, predicted = facts.done.get(device), facts.out.get(device), facts.started.predicted_s.get(device)
+        took = None if done is None else done.seconds / facts.dilation
+        assignment = facts.started.assignments.get(device)
+        return [
+            device,
+            out.how if out is not None and done is None else known(took, seconds),
+            known(predicted, lambda value: seconds(value / facts.dilation)),
+            NONE if assignment is None else str(assignment.stages),
+            *(seconds(own[name]) if own.get(name) else "·" for name in names),
+        ]
+
+    heads = [["device"], ["done after", "num"], ["predicted", "num"], ["cut", "num"]]
     return {
-        "done_s": None if done is None else round((done.at_ns - facts.start_ns) / 1e9 / facts.dilation, 4),
-        "out": "" if out is None or done is not None else out.how,
-        "predicted_s": None if predicted is None else predicted / facts.dilation,
-        "actual_s": None if done is None else done.seconds / facts.dilation,
-        "cut": None if assignment is None else assignment.stages,
+        "columns": [*heads, *([phase(name), "num"] for name in names)],
+        "cells": [cells(device, own) for device, own in sums.items()],
     }
 
 

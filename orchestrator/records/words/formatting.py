@@ -9,9 +9,12 @@ Halves are rounded away from zero, as JavaScript's `toPrecision` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from edgebed.errors import printable
+from edgebed.typed import written
 
 NONE = "–"
 """Stands for a value that is not known or does not exist."""
@@ -28,6 +31,13 @@ def some(names: Sequence[str], most: int = 4) -> str:
     """Some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def setting_texts(setting: Mapping[str, Any]) -> list[str]:
+    """The values of a sweep's setting: `batch_size 32`; with the whole key where two end alike."""
+    ends = [key.rpartition(".")[2] for key in setting]
+    names = [end if ends.count(end) == 1 else key for key, end in zip(setting, ends, strict=True)]
+    return [printable(f"{name} {written(value)}") for name, value in zip(names, setting.values(), strict=True)]
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -31,19 +31,18 @@ def server_note(dilation: float, cpus: float | None) -> str:
 
 
 def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
-    """What a dilation does to devices with several CPUs, in a sentence; "" where there is none with one thread left.
+    """What one thread makes of devices with several CPUs, in a sentence; "" where there is none.
 
     Args:
-        cpus: by profile, before dilation.
+        cpus: by profile, before dilation, of the devices with one thread.
     """
-    one_left = (name for name in sorted(cpus) if dilation > 1 and cpus[name] >= 2 > cpus[name] / dilation)
-    single = [f"{name} ({cpus[name]:g} CPUs)" for name in one_left]
+    single = [f"{name} ({cpus[name]:g} CPUs)" for name in sorted(cpus) if cpus[name] >= 2]
     if not single:
         return ""
     run = "run" if len(single) > 1 else "runs"
     return (
-        f"Threads follow the dilated CPUs: {', '.join(single)} {run} one thread, whose work scales perfectly with the "
-        "CPUs. A real device with several cores gains less on a small network."
+        f"Their profiles name no `threads`: {', '.join(single)} {run} one thread, whose work scales perfectly with up "
+        f"to {dilation:.3g} CPUs and no further. A real device with several cores gains less on a small network."
     )
 
 
@@ -174,6 +173,23 @@ WAITED_FOR = {
 }
 """What a device waited for."""
 
+MEASURED = {
+    "cpu busy": ("CPU of a busy loop", "CPU seconds per second beside the quota"),
+    "cpu step": ("CPU of training steps", "CPU seconds per second beside the quota"),
+    "uplink": ("uplink", "beside the rate"),
+    "downlink": ("downlink", "beside the rate"),
+    "work": ("work per CPU second", "beside the same loop on this host, without limits"),
+    "grain": ("time of a short piece of work", "beside its CPU seconds ÷ CPUs; shorter where the quota alone holds it"),
+    "run": ("running at a time", "beside the quota of one period; shorter where the kernel hands it out in pieces"),
+    "gap": ("stopped at a time", "beside the rest of one period; shorter where the quota comes in pieces"),
+    "cpu per step": ("CPU per training step", "beside the same step without a quota"),
+}
+"""Quantities of the calibration: what people read, and beside what each is put. Only the limits (CPU, uplink, downlink)
+are judged; the rest describes how the kernel holds a quota."""
+
+CALIBRATION = ("device", "quantity", "condition", "requested", "measured", "error", "verdict")
+"""Heads of the calibration's rows (`shown.calibrated`)."""
+
 RULES = {
     "enough": "released when enough devices were done",
     "deadline": "released by the deadline",
@@ -224,6 +240,7 @@ def bound(what: str, whose: str) -> str:
 def for_page() -> dict[str, object]:
     """All words, for the live page."""
     return {
+        "CALIBRATION": CALIBRATION,
         "PHASES": PHASES,
         "WAITS": WAITS,
         "CAUSES": CAUSES,

@@ -52,7 +52,7 @@ from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.timeouts import timeout
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Report, Task
-from edgebed.wire.settings import Codec, Optimizer, Privacy
+from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
 from orchestrator.training.copies import copy_of, from_copy
 from orchestrator.training.server import ServerTrainer, StepResult
 
@@ -74,7 +74,7 @@ def small_model(seed: int = 0) -> StagedModel:
             before = width
         stages.append((f"md{len(WIDTHS) + 1}", pooled_head(before, CLASSES)))
         heads = {cut: pooled_head(width, CLASSES) for cut, width in enumerate(WIDTHS, 1)}
-        return StagedModel(stages, heads, SHAPE, CLASSES)
+        return StagedModel(stages, heads, LearningTask(SHAPE, CLASSES))
 
     return seeded(build, seed)
 

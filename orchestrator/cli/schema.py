@@ -1,0 +1,79 @@
+"""`edgebed schema`: the keys of a file as JSON Schema, by which an editor completes, explains and checks them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from edgebed.datasets.base import DATASETS
+from edgebed.datasets.partition import PARTITIONS
+from edgebed.methods.base import METHODS
+from edgebed.models.staged import MODELS
+from edgebed.plugins import Plugin, Registry
+from orchestrator.cli.console import print_json
+from orchestrator.experiment import Experiment
+from orchestrator.files.shipped import shipped
+from orchestrator.files.yaml_file import load_yaml
+from orchestrator.fleet.spec.profile import FleetFile, ProfileFile
+from orchestrator.scenario.spec import ScenarioFile
+
+Kind = Literal["experiment", "fleet", "profile", "scenario"]
+FILES: dict[Kind, type[msgspec.Struct]] = {
+    "experiment": Experiment,
+    "fleet": FleetFile,
+    "profile": ProfileFile,
+    "scenario": ScenarioFile,
+}
+CHOSEN: tuple[tuple[str, str, Registry[Any]], ...] = (
+    ("Experiment", "methods", METHODS),
+    ("Experiment", "model", MODELS),
+    ("Experiment", "data", DATASETS),
+    ("Surrogate", "model", MODELS),
+)
+"""Struct and key of what names a plug-in and its options."""
+
+DRAFT, REF = "https://json-schema.org/draft/2020-12/schema", "#/$defs/"
+
+
+def command(
+    kind: Annotated[Kind, typer.Argument(help="experiment, fleet, profile or scenario.")] = "experiment",
+) -> None:
+    """Print the JSON Schema of a KIND of file, with what each method, model and data set accepts.
+
+    An editor uses it for a file that begins with `# yaml-language-server: $schema=FILE`, as those of `edgebed init`."""
+    print_json(schema(kind))
+
+
+def schema(kind: Kind) -> dict[str, Any]:
+    """The JSON Schema of a kind of file; texts are those of `profiles/keys.yaml` and of the structs."""
+    plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in registry.classes().values()}
+    types = [FILES[kind], *(plugins.values() if kind == "experiment" else ())]
+    (whole, *found), parts = msgspec.json.schema_components(types, ref_template=f"{REF}{{name}}")
+    for struct, texts in load_yaml(shipped("profiles") / "keys.yaml").items():
+        for key, text in texts.items() if struct in parts else ():
+            parts[struct]["properties"][key]["description"] = text
+    if kind == "experiment":
+        options = {cls: parts[each["$ref"].removeprefix(REF)] for cls, each in zip(plugins, found, strict=True)}
+        for struct, key, registry in CHOSEN:
+            one = {"oneOf": [_choice(cls, options[cls]) for cls in registry.classes().values()]}
+            wanted = {"type": "array", "items": one, "minItems": 1} if key == "methods" else one
+            keys = parts[struct]["properties"]
+            keys[key] = {name: keys[key][name] for name in ("description", "default") if name in keys[key]} | wanted
+        parts["Partition"]["properties"]["kind"]["enum"] = list(PARTITIONS)
+    kept = {name: part for name, part in parts.items() if not name.endswith("Options") and name != "Subset"}
+    return {"$schema": DRAFT, "title": f"Edgebed: {kind} file", **whole, "$defs": kept}
+
+
+def _choice(cls: type[Plugin], options: dict[str, Any]) -> dict[str, Any]:
+    """What may stand there for one plug-in: its name, and its options."""
+    about = getattr(cls, "summary", "") or (inspect.getdoc(inspect.getmodule(cls)) or "").partition("\n")[0]
+    return {
+        **options,
+        "title": cls.name,
+        "description": " ".join(f"{about} {options.get('description', '')}".split()),
+        "properties": {"name": {"const": cls.name, "description": about}, **options["properties"]},
+        "required": ["name", *options.get("required", [])],
+    }

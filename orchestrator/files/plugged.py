@@ -1,0 +1,92 @@
+"""The plug-ins that an experiment names: read, checked against what else there is, and in use in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from edgebed import plugin_code
+from edgebed.errors import FileError, PluginError, UsageError, printable
+from edgebed.module_process import OURS
+from edgebed.plugin_code import LOADED, PluginCode, classes_of, read_plugin, sha256_of, use
+from edgebed.plugins import Plugin
+
+
+def given(plugins: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """What a person named on the command line, as an experiment may name it: paths start at the current folder. A bare
+    name is that of an installed package, whatever stands in the current folder."""
+    texts = [os.fspath(each) for each in plugins]
+    return [os.path.abspath(t) if (os.sep in t or t.endswith(".py")) and os.path.exists(t) else t for t in texts]
+
+
+def take_in(specs: Sequence[str], near: Path = Path()) -> None:
+    """Use these plug-ins in this process.
+
+    Args:
+        near: the folder in which relative paths start.
+
+    Raises:
+        PluginError: one cannot be read or imported, holds no class, or takes the name of another module.
+    """
+    codes = [read_plugin(spec, near) for spec in specs]
+    for number, code in enumerate(codes):
+        if code.name in [other.name for other in codes[:number]]:
+            raise PluginError(f"two plug-ins are called {code.name!r}", hint="give one of the files another name")
+        _refuse_shadowing(code)
+    use(codes)
+    for code in codes:
+        if not any(issubclass(each, Plugin) and each.name for each in classes_of(code)):
+            plugin_code.forget(code.name)
+            raise PluginError(
+                f"the plug-in {code.told.source} has no method, model or data set",
+                hint="derive a class from edgebed.methods.base.Method, ModelPlugin or DataSet, and give it a `name`; a "
+                "folder's __init__.py must import it",
+            )
+
+
+def codes_of(specs: Sequence[str]) -> list[PluginCode]:
+    """The plug-ins that were taken in under these names or paths."""
+    return [LOADED[Path(spec).stem] for spec in specs]
+
+
+def also_used(specs: Sequence[str], made: Iterable[Plugin]) -> list[str]:
+    """Plug-ins that are not among `specs`, and of which one of these was made: those that installed packages offer."""
+    named = {Path(spec).stem for spec in specs}
+    owners = dict.fromkeys(type(each).__module__.partition(".")[0] for each in made)
+    return [each for each in owners if each in LOADED and each not in named]
+
+
+def changes(codes: Iterable[PluginCode]) -> list[str]:
+    """What differs from the files that a run's copies were made of: a line for each plug-in."""
+    return [
+        f"{printable(code.told.source)} has changed since this run began; the run goes on with its own copy of this "
+        f"plug-in, {Path(code.folder) / code.entry}"
+        for code in codes
+        if str(Path(code.folder) / code.entry) != code.told.source and _differs(code)
+    ]
+
+
+def _differs(code: PluginCode) -> bool:
+    try:
+        return sha256_of(read_plugin(code.told.source).files) != code.sha256
+    except (UsageError, FileError):
+        return False  # it is gone: nothing was changed
+
+
+def _refuse_shadowing(code: PluginCode) -> None:
+    """Raises PluginError where the plug-in's name is that of another module, which would be found no longer. Another
+    version of an installed plug-in may take its place."""
+    if code.name in LOADED or plugin_code.offered(code.name):
+        return
+    spec = importlib.util.find_spec(code.name)
+    place = "Python itself" if spec is None or not spec.has_location else str(spec.origin)
+    entry = Path(code.told.source)
+    own = spec is None or place in (str(entry), str(entry / "__init__.py"))
+    if not own or code.name in (*OURS, *sys.stdlib_module_names):
+        raise PluginError(
+            f"the plug-in {code.told.source} may not be called {code.name!r}: a module of {place} has this name",
+            hint=f"rename it, to my_{code.name} say",
+        )

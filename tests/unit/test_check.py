@@ -1,0 +1,112 @@
+"""All mistakes of a file at once: `edgebed check`, and the start of `run` and `simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from edgebed.errors import Mistakes, UsageError, refuse
+from edgebed.typed import mistakes
+from orchestrator.cli import build
+from orchestrator.experiment import load
+from orchestrator.files.shipped import shipped
+
+SIX = """\
+name: my run
+fleet: dtfl-5
+data: {name: digits, train_sample: 100}
+methods:
+  - {name: fedavg}
+  - {name: dtfll}
+training:
+  rounds: 0
+  batchsize: 32
+  optimizer: {name: adam, lr: fast}
+"""
+
+
+def test_six_mistakes_are_told_at_once_with_line_place_and_cure(tmp_path: Path) -> None:
+    path = tmp_path / "six.yaml"
+    path.write_text(SIX)
+    with pytest.raises(Mistakes) as caught:
+        load(path)
+    said = [str(each).removeprefix(f"{path}:") for each in caught.value.each]
+    begin = [
+        "1: name",
+        "3: data",
+        "6: methods[1]",
+        "8: training.rounds",
+        "9: training.batchsize",
+        "10: training",
+    ]
+    assert [each.startswith(start) for each, start in zip(said, begin, strict=True)] == [True] * 6
+    assert all(each.hint for each in caught.value.each)
+    for command in ("check", "run", "simulate"):
+        done = CliRunner().invoke(build(command), [command, str(path)])
+        assert isinstance(done.exception, Mistakes)
+        assert str(done.exception) == str(caught.value)
+
+
+def test_mistakes_of_fleet_data_and_methods_have_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "name: x\nfleet: desk-5\nmethods: [{name: fedavg}, {name: fedpmt, layers: 90}]\n"
+        "training: {quorum: 77}\nenvironment: {profiles: [cpu77]}\n"
+    )
+    done = CliRunner().invoke(build("check"), ["check", str(path)])
+    assert f"{path}:3: methods[1]: method 'fedpmt': layers: there is no key" in str(done.exception)
+    assert f"{path}:4: training.quorum is 77" in str(done.exception)
+    assert f"{path}:5: environment.profiles[0]: there is no device profile 'cpu77'" in str(done.exception)
+
+
+def test_nothing_is_said_of_what_only_replaces_a_mistake() -> None:
+    """Not of the example that stands in place of an event without a time."""
+    text = {"name": "x", "fleet": "f", "methods": [{"name": "fedavg"}], "scenario": [{"do": "cut"}]}
+    with pytest.raises(UsageError) as caught:
+        from_dict_of(text)
+    assert not isinstance(caught.value, Mistakes)
+
+
+def from_dict_of(values: Mapping[str, object]) -> None:
+    from orchestrator.experiment import from_dict
+
+    from_dict(values)
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[int, msgspec.Meta(ge=3)]
+    kind: str = "a"
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[Part]
+    name: str
+    more: Part | None = None
+
+
+def test_what_is_left_is_usable() -> None:
+    data = {"parts": [{"size": 1}, {"kind": 3, "size": 4, "x": 1}], "more": {"size": "x"}}
+    found, left = mistakes(data, Whole, str)
+    assert list(found) == [("parts", 0, "size"), ("parts", 1, "kind"), ("parts", 1, "x"), ("more", "size"), ("name",)]
+    assert left == Whole([Part(3), Part(4)], "x", Part(3))
+    assert data["parts"][0] == {"size": 1}  # type: ignore[index]  # what was given stays as it is
+
+
+def test_one_mistake_is_raised_as_it_is() -> None:
+    refuse([], "x")
+    one = UsageError("a", hint="b")
+    with pytest.raises(UsageError) as caught:
+        refuse([one], "x")
+    assert caught.value is one
+
+
+@pytest.mark.parametrize("name", ["experiment.yaml", "fleet.yaml"])
+def test_the_sample_has_no_mistakes(name: str) -> None:
+    done = CliRunner().invoke(build("check"), ["check", str(shipped("profiles") / "sample" / name)])
+    assert done.exit_code == 0
+    assert "no mistakes" in done.stdout
