@@ -111,3 +111,109 @@ def test_a_frozen_device_earns_nothing_and_is_not_early_without_end() -> None:
 )
 def test_what_the_orchestrator_does_not_know_is_not_judged(changes: dict[str, Any]) -> None:
     assert lateness(seen(**changes), earned(), LIMITS) is None
+
+
+# ---- tasks that upload with every batch ----
+
+PIECE_S, SEND_S = {"forward": 0.05, "rest": 0.03, "encode": 0.01}, 0.002
+UPLOADING = COSTS | {
+    kind: Cost(((1, each), (1 << 20, each)), RECORDED)
+    for name, each in {**PIECE_S, "send": SEND_S, "reply": 0.0}.items()
+    for kind in (name, f"first {name}")
+}
+LATENCY_S = LIMITS.latency_ms / 1e3
+
+
+def uploading(
+    *, held_up: dict[int, float] | None = None, acked_later: dict[int, float] | None = None, slots: int = 2,
+    reply_s: dict[int, float] | None = None, skipped_s: float = 0.0,
+) -> TaskSeen:  # fmt: skip
+    """A task of four batches with uploads, as a device of the reference plays it.
+
+    Args:
+        held_up: seconds by which an upload (4: the update) begins too late, by its number; nothing else shifts.
+        acked_later: seconds that the orchestrator takes to acknowledge an upload.
+        reply_s: seconds from an upload's arrival to its reply, which the device waits for.
+        skipped_s: seconds of holding that the device leaves out before its third upload.
+    """
+    held_up, acked_later, reply_s = held_up or {}, acked_later or {}, reply_s or {}
+    at_s, free_s, uploads, replies = START_S, 0.0, list[Arrival](), dict[int, Sent]()
+
+    def sent(ready_s: float, number: int) -> Arrival:
+        begun_s = max(ready_s + SEND_S / CPUS, free_s) + held_up.get(number, 0.0)
+        last_s = begun_s + LINK_S
+        return Arrival(ns(last_s), ns(last_s), ns(last_s + acked_later.get(number, 0.0)), BYTES, BYTES)
+
+    for number in range(BATCHES):
+        at_s += (PIECE_S["forward"] + PIECE_S["encode"]) / CPUS - (skipped_s if number == 2 else 0.0)
+        if number >= slots:
+            at_s = max(at_s, uploads[number - slots].acked_ns / 1e9 + LATENCY_S)
+        uploads.append(sent(at_s, number))
+        free_s = uploads[-1].acked_ns / 1e9 + LATENCY_S
+        at_s += SEND_S / CPUS
+        if number in reply_s:
+            done_s = uploads[-1].last_ns / 1e9 + reply_s[number]
+            replies[number], at_s = Sent(ns(done_s), ns(done_s), 500, 0), max(at_s, done_s)
+        at_s += PIECE_S["rest"] / CPUS
+    assignment = Assignment("a", {}, 10, (1, 8, 8), 3, "head", uploads=("features",), batch_size=32, epochs=1)
+    return msgspec.structs.replace(
+        seen(), assignment=assignment, costs=UPLOADING, uploads=uploads, replies=replies,
+        update=sent(at_s, BATCHES),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("later", [{}, {1: 0.4}, {0: 0.5, 3: 0.3}], ids=["at once", "a slow server", "twice slow"])
+def test_uploads_of_a_device_that_holds_are_in_time_whatever_the_server_takes(later: dict[int, float]) -> None:
+    for replies in ({}, {0: 0.2, 2: 0.1}):
+        found = judged(uploading(acked_later=later, reply_s=replies))
+        assert found.late_s == pytest.approx(0.0, abs=1e-6)
+        assert found.early_s == 0.0
+
+
+def test_a_late_upload_is_late_though_the_device_makes_up_for_it() -> None:
+    for number in range(BATCHES + 1):
+        assert judged(uploading(held_up={number: 0.003})).late_s == pytest.approx(0.003, abs=1e-6)
+
+
+def test_what_was_lost_before_a_reply_is_late_with_what_is_lost_after_it() -> None:
+    """The device goes on from the reply, which an upload that was late brought as late."""
+    replies = {0: 0.2}
+    assert judged(uploading(held_up={0: 0.3}, reply_s=replies)).late_s == pytest.approx(0.3, abs=1e-6)
+    found = judged(uploading(held_up={0: 0.3, BATCHES: 0.2}, reply_s=replies))
+    assert found.late_s == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_place_in_the_queue_is_waited_for() -> None:
+    """The third upload needs the acknowledgement of the first: a device that does not wait for it is early."""
+    later = {0: 0.5}
+    assert judged(uploading(acked_later=later)).late_s == pytest.approx(0.0, abs=1e-6)
+    hasty = judged(uploading(acked_later=later, slots=3))
+    assert hasty.early_s > 0.1
+
+
+def test_an_upload_before_its_batch_can_have_been_computed_is_early() -> None:
+    assert judged(uploading(skipped_s=0.09)).early_s == pytest.approx(
+        0.09 - SEND_S / CPUS - 0.1 * (LINK_S - LATENCY_S), abs=1e-6
+    )
+
+
+def test_too_few_uploads_are_not_judged() -> None:
+    task = uploading()
+    assert lateness(msgspec.structs.replace(task, uploads=task.uploads[:3]), earned(), LIMITS) is None
+
+
+# ---- the beginning of a task ----
+
+
+def test_a_model_that_is_built_or_was_built_before_is_neither_late_nor_early() -> None:
+    costs = COSTS | {"decode": cost(0.1 / 500), "build": cost(0.3 / 500)}  # of a body of 500 bytes
+    for took_s in (0.1, 0.3):
+        found = judged(seen(DUE_S + took_s / CPUS, costs=costs))
+        assert found.late_s == pytest.approx(0.0, abs=1e-6)
+        assert found.early_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_task_that_comes_slowly_is_begun_when_all_of_it_is_there() -> None:
+    slow = Sent(ns(START_S), ns(START_S + 0.5), 500, 0)
+    assert judged(seen(DUE_S + 0.5, sent=slow)).late_s == pytest.approx(0.0, abs=1e-6)
+    assert judged(seen(DUE_S + 0.8, sent=slow)).late_s == pytest.approx(0.3, abs=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional
 from edgebed.datasets.base import DATASETS, Split
 from edgebed.datasets.shard import About, Shard, read_shard, write_shard
 from edgebed.errors import RunError, UsageError
+from edgebed.methods.parts import evaluation
 from edgebed.methods.parts.evaluation import evaluate
 from edgebed.methods.parts.local_training import checked_upload
 from edgebed.models.learning import blank_x, blank_y, loss_of
@@ -79,6 +81,16 @@ def test_a_table_s_columns_of_texts_become_numbers(tmp_path: Path) -> None:
     for x, y in zip(split.train_x, split.train_y, strict=True):
         assert split.class_names[int(y)] == kinds[int(x[0])]
     assert split.mean[0] == pytest.approx(float(split.train_x[:, 0].mean()))
+    tested = [
+        set(
+            DATASETS.create({"name": "table", "path": "a.csv", "target": "kind"})
+            .load(tmp_path, seed)
+            .test_x[:, 0]
+            .tolist()
+        )
+        for seed in (1, 1, 2)
+    ]
+    assert tested[0] == tested[1] != tested[2]  # the seed holds out other rows
 
 
 @pytest.mark.parametrize(
@@ -156,6 +168,27 @@ def test_accuracy_is_the_share_of_right_tokens() -> None:
     told = model.eval()(x).argmax(-1)
     told[0, :3] = (told[0, :3] + 1) % 7
     assert evaluate(model, model.weights(), x, told, torch.device("cpu")).accuracy == pytest.approx(15 / 18)
+
+
+def test_sequences_are_evaluated_in_batches_whose_attention_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention keeps 6 x 6 numbers of each sequence, the answers 6 x 7."""
+    model = seeded(lambda: MODELS.create({"name": "transformer", "blocks": 1}).build(NEXT), 1)
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    x, y = blank_x(NEXT, 5), blank_y(NEXT, 5)
+    found = []
+    for kept in (4_000_000, 2 * 6 * 7, 1):
+        monkeypatch.setattr(evaluation, "TOKENS", kept)
+        found.append(evaluate(model, model.weights(), x, y, torch.device("cpu")))
+    assert sizes == [5, 2, 2, 1, *[1] * 5]
+    assert [each.accuracy for each in found] == [found[0].accuracy] * 3
+
+
+def test_tasks_have_names_of_their_own() -> None:
+    """A reference finds what a model took by its task in words."""
+    tasks = [NEXT, msgspec.structs.replace(NEXT, per_token=False), SEQUENCES, ROWS, LearningTask((1, 5, 1), 3)]
+    names = ["6 tokens of 7 to 7 each", "6 tokens of 7 to 7", "6 tokens of 7 to 3", "5 to 3", "1x5x1 to 3"]
+    assert list(map(str, tasks)) == names
 
 
 def test_an_upload_without_an_answer_for_each_token_is_refused() -> None:

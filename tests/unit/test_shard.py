@@ -168,13 +168,14 @@ def test_damaged_files_are_named_and_never_crash(
         "",
         "[]",
         '{"version": 4, "mean": [0, 0], "std": [1, 1], "classes": 2}',
+        '{"version": 2, "mean": [0, 0], "std": [1, 1], "classes": 2}',
         '{"version": 3, "mean": "x"}',
         "[" * 5000,
     ],
 )
 def test_a_forged_description_is_refused(tmp_path: Path, about: str) -> None:
     save_file({"x": GOOD_X, "y": GOOD_Y}, tmp_path / "a", {"edgebed-shard": about})
-    with pytest.raises(UsageError, match=r"damaged|version 4"):
+    with pytest.raises(UsageError, match=r"damaged|version [24]"):
         read_shard(tmp_path / "a")
 
 
