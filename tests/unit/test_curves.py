@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.account import summarise
-from orchestrator.records.compare.curves import GRID, Point, at, band, curve
+from orchestrator.records.compare.curves import GRID, Point, Spread, at, band, curve
 from tests.summaries import changed
 from tests.synthetic import Synthetic
 
@@ -56,6 +56,16 @@ def test_bands_by_deviation_and_by_interval() -> None:
     assert (deviation.low, deviation.high) == (pytest.approx([10.0]), pytest.approx([14.0]))
     reach = 4.30265 * 2 / 3**0.5
     assert (interval.low, interval.high) == (pytest.approx([12 - reach]), pytest.approx([12 + reach]))
+
+
+@pytest.mark.parametrize("spread", ["range", "deviation", "interval"])
+def test_the_band_of_two_runs_is_their_range(spread: Spread) -> None:
+    found = band([[(1.0, 10.0)], [(1.0, 12.0)]], spread)
+    assert found is not None
+    assert (found.low, found.high) == ([10.0], [12.0])
+    alone = band([[(1.0, 10.0)]], spread)
+    assert alone is not None
+    assert alone.low == alone.mean == alone.high == [10.0]
 
 
 def test_a_single_run_has_no_band() -> None:

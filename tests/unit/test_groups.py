@@ -109,6 +109,16 @@ def test_every_group_of_an_experiment_is_restricted_to_the_same_time() -> None:
     assert "log-rank p 0.0" in text
 
 
+def test_experiments_do_not_restrict_each_other_and_one_run_is_no_test() -> None:
+    late = [SLOW[0], changed(run("fedavg", 2, None), total_s=20.0)]
+    others = [changed(each, experiment="other") for each in (QUICK[0], *late)]
+    dtfl, fedavg, lone, _ = group([*QUICK, *SLOW, *others])
+    assert (dtfl.restricted_to_s, fedavg.restricted_to_s, lone.restricted_to_s) == (None, None, 30)
+    assert lone.log_rank_p is None
+    assert group([*QUICK, late[1]])[0].log_rank_p is None
+    assert group([*QUICK, *late])[0].log_rank_p is not None
+
+
 def in_setting(summaries: list[Summary], size: int) -> list[Summary]:
     return [changed(each, setting={"training.batch_size": size}) for each in summaries]
 

@@ -34,7 +34,9 @@ def horizon(groups: Sequence[Sequence[Summary]]) -> float | None:
     known = [found for found in map(times, groups) if any(reached for _, reached in found)]
     if all(reached for found in known for _, reached in found):
         return None
-    longest = [max(found) for found in known]
+    longest = [
+        max(found, key=lambda run: (run[0], not run[1])) for found in known
+    ]  # of two at one time the censored one
     return min((at for at, reached in longest if not reached), default=max(at for at, _ in longest))
 
 

@@ -39,7 +39,7 @@ class Estimate(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """Runs of one method in one setting of one experiment. `reached` of `runs` reached the target. `restricted_to_s`:
     longer times to target count as this; None: all are known. `log_rank_p`: of the test beside the baseline, where a
-    run of the two missed the target."""
+    run of the two missed the target and each has several."""
 
     experiment: str
     method: str
@@ -163,7 +163,7 @@ def _group(runs: list[Summary], base: list[Summary], until: float | None) -> Gro
         bytes_total=over(lambda run: run.bytes_up_total + run.bytes_down_total),
         setting=runs[0].setting,
         restricted_to_s=until if reached else None,
-        log_rank_p=log_rank_p(times(runs), times(base)) if censored and len(runs) > 1 else None,
+        log_rank_p=log_rank_p(times(runs), times(base)) if censored and min(len(runs), len(base)) > 1 else None,
     )
 
 
