@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from edge_agent.board import plugged
 from edge_agent.board.command import parser
-from edge_agent.board.plugged import put_plugins
+from edge_agent.board.plugged import MOST_NAMES, put_plugins
 from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError, PluginError
 from edgebed.plugin_code import read_plugins
@@ -97,6 +99,35 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"no zip")
     with pytest.raises(PluginError, match="cannot be unpacked"):
         put_plugins(tmp_path / "plugins", ["damped"], tmp_path / "archive")
+
+
+def archive_of(path: Path, **files: str) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+    return path
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugged, "MOST_BYTES", 1 << 20)
+    with pytest.raises(PluginError, match="holds more than 2 MiB"):
+        put_plugins(tmp_path / "plugins", ["a"], archive_of(tmp_path / "bomb", a="0" * (3 << 20)))
+    assert not (tmp_path / "plugins").exists()
+
+
+def test_nothing_of_an_earlier_fleet_stays(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        put_plugins(tmp_path / "plugins", [name], archive_of(tmp_path / name, **{f"{name}.py": "x = 1"}))
+    assert [each.name for each in (tmp_path / "plugins").iterdir()] == ["after.py"]
+
+
+def test_an_order_has_a_board_look_for_so_many_packages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(plugged, "offered", looked.append)
+    put_plugins(tmp_path / "plugins", [f"p{i}" for i in range(1000)], None)
+    assert len(looked) == MOST_NAMES
 
 
 def test_a_board_is_joined_without_code_unless_it_is_said() -> None:

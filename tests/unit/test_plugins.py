@@ -10,9 +10,18 @@ import pytest
 
 from edgebed.errors import PluginError
 from edgebed.methods.base import HALVES, METHODS
-from edgebed.plugin_code import MOST_BYTES, classes_of, read_installed, read_plugin, read_plugins, use, write_plugins
+from edgebed.plugin_code import (
+    MOST_BYTES,
+    classes_of,
+    read_installed,
+    read_plugin,
+    read_plugins,
+    sha256_of,
+    use,
+    write_plugins,
+)
 from orchestrator.experiment import from_dict, load
-from orchestrator.files.plugged import changes, codes_of, take_in
+from orchestrator.files.plugged import changes, codes_of, given, take_in
 from tests.strangers import alone, forget_all, install, write_file, write_folder
 
 __all__ = ["alone"]
@@ -53,6 +62,45 @@ def test_the_hash_is_that_of_names_and_bytes_and_of_nothing_else(tmp_path: Path)
     assert read_plugin(str(here)).sha256 == read_plugin(str(there)).sha256
     (there / "smoothing.txt").write_text("0.2")
     assert read_plugin(str(here)).sha256 != read_plugin(str(there)).sha256
+    (there / "smoothing.txt").write_bytes((here / "smoothing.txt").read_bytes())
+    assert read_plugin(str(here)).sha256 == read_plugin(str(there)).sha256
+    (there / "smoothing.txt").rename(there / "smoothing.txu")
+    assert read_plugin(str(here)).sha256 != read_plugin(str(there)).sha256
+    split = sha256_of({"a.py": b"ab", "b.py": b"c"}), sha256_of({"a.py": b"a", "b.py": b"bc"})
+    assert split[0] != split[1]
+
+
+def test_another_version_of_a_folder_replaces_its_modules_too(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    take_in([str(folder)])
+    (folder / "smoothing.txt").write_text("0.7")
+    take_in([str(folder)])
+    assert sys.modules["damped.method"].SMOOTHING == 0.7
+
+
+def test_one_that_could_not_be_imported_is_imported_once_what_it_needs_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(tmp_path)
+    path.write_text(f"import needed_by_stranger\n{path.read_text()}")
+    with pytest.raises(PluginError, match="No module named 'needed_by_stranger'"):
+        take_in([str(path)])
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "needed_by_stranger.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    take_in([str(path)])
+    assert METHODS.create({"name": "stranger"}).name == "stranger"
+
+
+def test_a_bare_name_is_that_of_a_package_whatever_stands_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path)
+    write_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert given(["damped", "./damped", "stranger_file.py"]) == [
+        "damped", str(tmp_path / "damped"), str(tmp_path / "stranger_file.py"),
+    ]  # fmt: skip
 
 
 def test_modules_are_made_of_what_was_read_and_not_of_the_files_or_bytecode_of_later(tmp_path: Path) -> None:
@@ -71,6 +119,8 @@ def test_modules_are_made_of_what_was_read_and_not_of_the_files_or_bytecode_of_l
 def test_copies_are_used_as_the_original_and_one_that_was_edited_is_refused(tmp_path: Path) -> None:
     codes = [read_plugin(str(write_folder(tmp_path))), read_plugin(str(write_file(tmp_path)))]
     write_plugins(codes, tmp_path / "copies")
+    modes = {oct(each.stat().st_mode & 0o777) for each in (tmp_path / "copies").rglob("*") if each.is_file()}
+    assert modes == {"0o644"}, "agents are other users"
     copies = read_plugins(tmp_path / "copies")
     assert [(each.told, each.files) for each in copies] == [(each.told, each.files) for each in codes]
     assert not changes(copies)
@@ -122,13 +172,16 @@ def test_an_experiment_names_plug_ins_beside_it_and_a_caller_more(
 
 def test_requirements_of_a_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
-    (folder / "requirements.txt").write_text("# more\neinops  # for views\n\nedgebed\n-r other.txt\n")
+    (folder / "requirements.txt").write_text(
+        "# more\neinops  # for views\n\nedgebed\n-r other.txt\ntorchvision; extra == 'pictures'\n"
+    )
     assert read_plugin(str(folder)).told.requirements == ("einops",)
 
 
 BROKEN = {
     "import nowhere_to_be_found": ("No module named 'nowhere_to_be_found', in line 1 of ", "pip install"),
     "x = 1\n1 / 0": ("ZeroDivisionError: division by zero, in line 2 of ", "mend it"),
+    "def f():\n    return 1 / 0\n\nf()": ("ZeroDivisionError: division by zero, in line 2 of ", "mend it"),
     "def": ("SyntaxError", "mend it"),
     "x = 1": ("has no method, model or data set", "derive a class"),
     "from edgebed.methods.fedavg import FedAvg\nclass Mine(FedAvg): name = 'fedavg'": (
@@ -163,6 +216,7 @@ def test_what_is_no_plug_in_or_takes_another_name_is_refused(tmp_path: Path) -> 
         (str(write_file(tmp_path, "random")), "may not be called 'random'"),
         (str(write_file(tmp_path, "msgspec")), "may not be called 'msgspec'"),
         (str(write_file(tmp_path, "orchestrator")), "may not be called 'orchestrator'"),
+        ("edgebed", "may not be called 'edgebed'"),
     ):
         with pytest.raises(PluginError, match=why):
             take_in([what])
