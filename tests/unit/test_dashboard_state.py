@@ -404,10 +404,22 @@ def test_a_finished_round_has_the_names_of_the_timeline() -> None:
     assert [name for name, row in rows.items() if row.get("slow")] == ["weak"]
     heads, cells = [head[0] for head in found["columns"]], {row[0]: row for row in found["cells"]}
     told = dict(zip(heads, cells["weak"], strict=True))
+    assert (rows["weak"]["line"], told["predicted"]) == (0.5, "500 ms")  # of 1 s, divided by two
+    assert found["now"] is None
     assert (told["compute"], told["upload tail"]) == ("600 ms", "50 ms")  # three batches of 0.4 s, divided by two
     assert sum(end - start for _, start, end, _ in rows["weak"]["bars"]) == pytest.approx(found["to"], rel=0.01)
     assert [bar[0] for bar in rows["orchestrator"]["bars"]] == ["plan", "merge", "evaluation", "checkpoint"]
     assert {one["name"] for one in found["legend"]} >= {"compute", "upload tail", "wait for others"}
+
+
+def test_of_many_devices_those_that_were_done_last_stand_first() -> None:
+    took = {f"d{i:02}": 100 + 20 * (7 * i % 16) for i in range(16)}
+    for fleet in (took, dict(list(took.items())[:15])):
+        run = Synthetic({name: Speed(compute=each) for name, each in fleet.items()}, rounds=2)
+        found = gantt(run.records, folded(run.records).sessions[0], folded(run.records).rows[1])
+        assert found is not None
+        labels = [row["label"] for row in found["rows"] if not row.get("own")]
+        assert labels == (sorted(fleet, key=fleet.__getitem__, reverse=True) if len(fleet) > 15 else list(fleet))
 
 
 def test_what_is_not_reported_yet_is_named_by_what_was_seen() -> None:
