@@ -87,7 +87,12 @@ def test_an_order_names_a_fleet_and_a_shard() -> None:
     right = decode_order(b'{"fleet":"f1","shard":"%s"}' % (b"a" * 64))
     assert right is not None
     assert right.fleet == "f1"
-    for wrong in (b'{"fleet":"../x","shard":"%s"}' % (b"a" * 64), b'{"fleet":"f1","shard":"../../etc/passwd"}'):
+    wrong_code = b'{"fleet":"f1","shard":"%s","code":"../../etc/passwd"}' % (b"a" * 64)
+    for wrong in (
+        b'{"fleet":"../x","shard":"%s"}' % (b"a" * 64),
+        b'{"fleet":"f1","shard":"../../etc/passwd"}',
+        wrong_code,
+    ):
         with pytest.raises(WireError):
             decode_order(wrong)
 
@@ -294,7 +299,8 @@ def test_a_board_cannot_fill_the_registry_by_renewing(world: World) -> None:
     with ThreadPoolExecutor(8) as threads:
         renewed = list(threads.map(lambda each: world.enrolment.renew(Renew(each), later), [board.request()] * 8))
     before = world.folder.joinpath("registry.json").read_bytes()
-    assert world.enrolment.renew(Renew(board.request()), later + RENEW_PAUSE_S - 1) == renewed[0]
+    for within_s in (60, 3599):  # once an hour, as docs/security.md says
+        assert world.enrolment.renew(Renew(board.request()), later + within_s) == renewed[0]
     assert set(map(str, renewed)) == {str(renewed[0])}
     assert [len(each.serials) for each in world.store.read().boards] == [2]
     assert world.folder.joinpath("registry.json").read_bytes() == before

@@ -64,6 +64,13 @@ def test_mistakes_of_fleet_data_and_methods_have_their_lines(tmp_path: Path) -> 
     assert f"{path}:5: environment.profiles[0]: there is no device profile 'cpu77'" in str(done.exception)
 
 
+def test_mistakes_of_a_later_setting_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\nfleet: desk-5\nmethods: [{name: fedavg}]\nsweep: {training.quorum: [1, 77]}\n")
+    done = CliRunner().invoke(build("check"), ["check", str(path)])
+    assert "training.quorum is 77" in str(done.exception)
+
+
 def test_nothing_is_said_of_what_only_replaces_a_mistake() -> None:
     """Not of the example that stands in place of an event without a time."""
     text = {"name": "x", "fleet": "f", "methods": [{"name": "fedavg"}], "scenario": [{"do": "cut"}]}

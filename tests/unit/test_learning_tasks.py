@@ -114,6 +114,10 @@ def test_arrays_of_tokens_and_of_rows(tmp_path: Path) -> None:
     assert load({"name": "npz", "path": "next.npz", "vocabulary": 7}, tmp_path).task == NEXT
     assert load({"name": "npz", "path": "class.npz", "vocabulary": 7}, tmp_path).task == SEQUENCES
     assert load({"name": "npz", "path": "rows.npz"}, tmp_path).task == LearningTask((6,), 3)
+    for x, y, vocabulary in ((tokens, tokens[:, :4], 7), (tokens.astype(np.float64), tokens, 0)):
+        np.savez(tmp_path / "odd.npz", x=x, y=y)
+        with pytest.raises(UsageError, match=r"odd\.npz: labels of shape"):
+            load({"name": "npz", "path": "odd.npz", "vocabulary": vocabulary}, tmp_path)
     with pytest.raises(UsageError, match="tokens of shape"):
         load({"name": "npz", "path": "next.npz", "vocabulary": 6}, tmp_path)
 

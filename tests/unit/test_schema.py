@@ -52,6 +52,8 @@ def test_every_shipped_file_fits() -> None:
         {"methods": []},
         {"model": {"name": "resnet-tiny", "width": 1}},
         {"data": {"name": "digits", "train_sample": 1}},
+        {"data": {"name": "npz"}},
+        {"simulation": {"as_if": {"model": {"name": "resnet-tinny"}}}},
         {"partition": {"kind": "dirichlett"}},
         {"sweep": {"training.rounds": 3}},
         {"seeds": [-1]},
@@ -60,6 +62,7 @@ def test_every_shipped_file_fits() -> None:
 def test_faulty_experiments_are_refused(wrong: dict[str, Any]) -> None:
     good = {"name": "x", "fleet": "dtfl-5", "methods": [{"name": "fedavg"}]}
     assert VALIDATORS["experiment"].is_valid(good)
+    assert VALIDATORS["experiment"].is_valid({**good, "simulation": {"as_if": {"model": {"name": "resnet-tiny"}}}})
     assert not VALIDATORS["experiment"].is_valid({**good, **wrong})
 
 
