@@ -50,11 +50,17 @@ def test_without_a_sweep_there_is_one_setting() -> None:
         ({"training.batch_size": list(range(1, 1002))}, "1001 settings and seeds"),
         ({f"training.{i}": list(range(10)) for i in range(12)}, "1000000000000 settings and seeds"),
         ({"plugins": [["a.py"]]}, "plugins cannot be swept"),
+        ({"seeds.0": [1]}, r"seeds\.0 cannot be swept"),
     ],
 )
 def test_a_wrong_sweep_is_refused_with_the_words_of_set(sweep: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         experiment(sweep=sweep)
+
+
+def test_seeds_count_too() -> None:
+    with pytest.raises(UsageError, match="1500 settings and seeds, above 1000"):
+        experiment(seeds=list(range(500)), sweep={"training.batch_size": [8, 16, 32]})
 
 
 def test_the_message_has_the_line_of_the_key(tmp_path: Path) -> None:
