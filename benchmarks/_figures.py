@@ -1,10 +1,15 @@
-"""How benchmarks print what they found: one line per figure, with its limit."""
+"""How benchmarks print what they found, one line per figure with its limit, or why they found nothing; and where they
+keep it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 
 def figure(name: str, value: float, *, least: float | None = None, most: float | None = None, note: str = "") -> None:
@@ -17,6 +22,23 @@ def figure(name: str, value: float, *, least: float | None = None, most: float |
 
 def skip(why: str) -> None:
     print(f"  not measured: {why}", flush=True)
+
+
+def no_fleets(backend: str = "local") -> bool:
+    """Whether no fleet of this backend can be started here, which is then printed."""
+    if os.geteuid() == 0 or backend != "local":
+        return False
+    skip("needs root: network namespaces and cgroups")
+    return True
+
+
+@contextlib.contextmanager
+def kept_folder(variable: str) -> Iterator[Path]:
+    """The folder that an environment variable names, which stays; else one that is removed at the end."""
+    with tempfile.TemporaryDirectory() as passing:
+        folder = Path(os.environ.get(variable) or passing).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,4 +1,4 @@
-"""Real runs of the benchmarks: the fleet of an experiment file, or five small devices."""
+"""Real runs of the benchmarks: on the fleet of an experiment file, or on small devices that are all alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,9 +17,17 @@ from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.records.reader import read
+from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.runs import session
 from orchestrator.runs.data import Prepared, prepare_data
 from orchestrator.runs.feasibility import experiment_fleet
+
+RESNET, HIDDEN = {"name": "resnet-tiny"}, {"name": "fcnn", "hidden": [32]}
+"""Models of small runs."""
+
+TIER = {"name": "dtfl", "tier": 2}
+TWO_BATCHES = {"batch_size": 32, "max_batches": 2}
 
 
 class Opened(NamedTuple):
@@ -47,32 +55,75 @@ async def opened(experiment: Experiment, path: Path, backend: str) -> AsyncItera
             yield Opened(controller, data, await session.calibrate_fleet(controller, False, session.quiet))
 
 
+async def play(experiment: Experiment, path: Path, runs: Path, backend: str) -> list[Path]:
+    """The folders, in `runs`, of the runs of an experiment that was read from `path`, on a fleet of their own."""
+    async with opened(experiment, path, backend) as fleet:
+        request = session.Request(experiment, path, runs, backend=backend)
+        return await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, session.Watch())
+
+
+async def play_missing(parts: Mapping[Path, Experiment], path: Path, backend: str) -> None:
+    """Real runs of what the folders lack of their experiments, which have the same methods and fleet; all runs of a
+    method one after the other."""
+    one = next(iter(parts.values()))
+    missing = [method for method in one.methods if any(method["name"] not in finished(runs) for runs in parts)]
+    if not missing:
+        return
+    async with opened(one, path, backend) as fleet:
+        for method in missing:
+            for runs, experiment in parts.items():
+                runs.mkdir(parents=True, exist_ok=True)
+                wanted = msgspec.structs.replace(experiment, methods=[method])
+                request = session.Request(wanted, path, runs, backend=backend)
+                await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, session.Watch())
+
+
+def finished(runs: Path) -> dict[str, Path]:
+    """Folders of finished runs, by method."""
+    return {facts(each.parent).started.method: each.parent for each in sorted(runs.glob("*/summary.json"))}
+
+
+def facts(folder: Path) -> RunFacts:
+    return sort(read(folder / "records.jsonl"))
+
+
 class Small(NamedTuple):
-    """A run of DTFL at tier 2 with resnet-tiny on five small devices."""
+    """A run on small devices that are all alike."""
 
     spec: FleetSpec
     data: Prepared
     request: session.Request
 
 
-def small_run(folder: Path, name: str, rounds: int, cpus: float, devices: int = 5) -> Small:
-    """Writes the fleet's files into `folder`; the run's folder is to be in `folder`/runs."""
-    (folder / "fifth.yaml").write_text(
-        f"name: fifth\ncpus: {cpus}\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
+def write_fleet(folder: Path, cpus: float, devices: int, mbit_s: float = 100, backend: str = "local") -> None:
+    """Writes `folder`/fleet.yaml, of devices that are called small-1 and so on."""
+    (folder / "small.yaml").write_text(
+        f"name: small\ncpus: {cpus:g}\nuplink_mbit_s: {mbit_s:g}\ndownlink_mbit_s: {mbit_s:g}\nmemory_mib: 1024\n"
     )
     (folder / "fleet.yaml").write_text(
-        f"name: five\nbackend: local\ndevices: [{{profile: fifth.yaml, count: {devices}}}]\n"
+        f"name: many\nbackend: {backend}\ndevices: [{{profile: small.yaml, count: {devices}}}]\n"
     )
+
+
+def small_request(
+    folder: Path, training: Mapping[str, Any], method: Mapping[str, Any], model: Mapping[str, Any] = RESNET
+) -> session.Request:
+    """One method on the fleet of `write_fleet`; the run's folder is to be in `folder`/runs."""
     experiment = Experiment(
-        name=name,
+        name="small",
         fleet="fleet.yaml",
-        model={"name": "resnet-tiny"},
-        methods=[{"name": "dtfl", "tier": 2}],
-        training=msgspec.convert({"rounds": rounds, "batch_size": 32, "max_batches": 2}, Training),
+        model=dict(model),
+        methods=[dict(method)],
+        training=msgspec.convert(training, Training),
     )
+    return session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+
+
+def small_run(request: session.Request) -> Small:
+    """What a run needs, with its shards written beside the experiment."""
+    folder = request.path.parent
     spec = load_fleet(folder / "fleet.yaml")
-    data = prepare_data(experiment, [device.name for device in spec.devices], folder)
-    return Small(spec, data, session.Request(experiment, folder / "experiment.yaml", folder / "runs"))
+    return Small(spec, prepare_data(request.experiment, [device.name for device in spec.devices], folder), request)
 
 
 def run(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -20,15 +19,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, kept_folder, no_fleets
 from benchmarks._paths import EXPERIMENTS
-from benchmarks._runs import opened
+from benchmarks._runs import facts, finished, play_missing
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import figures_of, quantity
 from orchestrator.records.compare.sim_error import SimError, sim_error
-from orchestrator.records.reader import read
-from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.records.summary import Summary
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
@@ -41,14 +38,10 @@ COLUMNS = (
 
 
 def main() -> None:
-    if os.geteuid() != 0 and os.environ.get("METHODS_BACKEND", "local") == "local":
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets(os.environ.get("METHODS_BACKEND", "local")):
         return
-    if kept := os.environ.get("METHODS_FOLDER"):
-        measure(Path(kept))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder))
+    with kept_folder("METHODS_FOLDER") as folder:
+        measure(folder)
 
 
 def measure(folder: Path) -> None:
@@ -59,49 +52,20 @@ def measure(folder: Path) -> None:
     experiment = _with(experiment, rounds=int(os.environ.get("METHODS_ROUNDS", experiment.training.rounds)))
     again = _with(experiment, seed=2, rounds=int(os.environ.get("METHODS_OTHER", "6")), stop_at_target=False)
     parts = {folder / "other": again, folder / "real": experiment}
-    asyncio.run(_play(parts, path))
-    others, real = (_known(part) for part in parts)
+    asyncio.run(play_missing(parts, path, os.environ.get("METHODS_BACKEND", "local")))
+    others, real = (finished(part) for part in parts)
     request = SimulationRequest(experiment, path, folder / "simulated", built=True)
-    simulated = simulate(request, session.Watch(session.quiet))
+    simulated = simulate(request, session.Watch())
     rows = []
     for method, run in zip(experiment.methods, simulated, strict=True):
         name = str(method["name"])
-        simulation, other = (sim_error(_facts(each), _facts(real[name])) for each in (run, others[name]))
+        simulation, other = (sim_error(facts(each), facts(real[name])) for each in (run, others[name]))
         rows.append(Row(load_summary(real[name]), simulation, other))
     _show(rows)
 
 
-def _with(experiment: Experiment, methods: list[dict[str, Any]] | None = None, **training: Any) -> Experiment:
-    return msgspec.structs.replace(
-        experiment,
-        methods=experiment.methods if methods is None else methods,
-        training=msgspec.structs.replace(experiment.training, **training),
-    )
-
-
-async def _play(parts: dict[Path, Experiment], path: Path) -> None:
-    """Real runs of what the folders lack, a method's runs one after the other on the same standing fleet."""
-    one = next(iter(parts.values()))
-    missing = [method for method in one.methods if any(method["name"] not in _known(folder) for folder in parts)]
-    if not missing:
-        return
-    backend = os.environ.get("METHODS_BACKEND", "local")
-    async with opened(one, path, backend) as fleet:
-        watch = session.Watch(session.quiet)
-        for method in missing:
-            for folder, experiment in parts.items():
-                folder.mkdir(parents=True, exist_ok=True)
-                request = session.Request(_with(experiment, [method]), path, folder, backend=backend)
-                await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
-
-
-def _known(folder: Path) -> dict[str, Path]:
-    """Finished runs by method."""
-    return {_facts(p.parent).started.method: p.parent for p in sorted(folder.glob("*/summary.json"))}
-
-
-def _facts(folder: Path) -> RunFacts:
-    return sort(read(folder / "records.jsonl"))
+def _with(experiment: Experiment, **training: Any) -> Experiment:
+    return msgspec.structs.replace(experiment, training=msgspec.structs.replace(experiment.training, **training))
 
 
 class Row(NamedTuple):

@@ -54,7 +54,3 @@ def main() -> None:
             figure(f"{name}: CPU µs per second", cpu_us(sample.root, sample.commands), most=MOST_US)
     figure("this host: CPU µs per second", cpu_us(Path("/"), {}), most=MOST_US)
     figure("what the rule allows one command", SHARE * 1e6)
-
-
-if __name__ == "__main__":
-    main()

@@ -253,7 +253,3 @@ def main() -> None:
         finally:
             demo.close()
             network.close()
-
-
-if __name__ == "__main__":
-    main()

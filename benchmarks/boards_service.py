@@ -163,7 +163,3 @@ def main() -> None:
             asyncio.run(wrong_tokens(running))
         finally:
             running.end()
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from unittest import mock
 import msgspec
 import yaml
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, kept_folder, no_fleets
 from edgebed.methods.base import Contribution
 from edgebed.methods.fedavg import FedAvg
 from edgebed.models.staged import Weights
@@ -112,7 +111,7 @@ async def one_run(folder: Path, case: Case, faster: bool) -> Path:
     request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
     async with session.standing_fleet(spec, shards=data.shards) as controller:
         with lengthened(case.merge_s * speed):
-            watch = session.Watch(session.quiet)
+            watch = session.Watch()
             (run,) = await session.run_methods(request, controller, data, Calibration((), True), watch)
     return run
 
@@ -148,11 +147,9 @@ def measure(folder: Path, name: str, pairs: int) -> None:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     names = os.environ.get("BOUNDS_CASES", ",".join(CASES)).split(",")
-    pairs, kept = int(os.environ.get("BOUNDS_PAIRS", "2")), os.environ.get("BOUNDS_FOLDER")
-    with tempfile.TemporaryDirectory() as folder:
+    with kept_folder("BOUNDS_FOLDER") as folder:
         for name in names:
-            measure(Path(kept or folder), name, pairs)
+            measure(folder, name, int(os.environ.get("BOUNDS_PAIRS", "2")))

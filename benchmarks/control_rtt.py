@@ -29,7 +29,3 @@ async def measure(mbit: int) -> None:
 
 def main() -> None:
     over_rates(BATCHES, measure)
-
-
-if __name__ == "__main__":
-    main()

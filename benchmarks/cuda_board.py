@@ -85,7 +85,3 @@ def main() -> None:
     print(f"  {accelerator_facts(accelerator)['accelerator']}, torch {torch.__version__}")
     for objective in HALVES:
         compare(objective, accelerator)
-
-
-if __name__ == "__main__":
-    main()

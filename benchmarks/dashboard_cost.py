@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets, skip
 from benchmarks._paths import ROOT
-from benchmarks._runs import small_run
+from benchmarks._runs import TIER, TWO_BATCHES, small_request, small_run, write_fleet
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
@@ -39,7 +38,7 @@ class Looker(session.Watch):
     """Opens and closes the page as rounds go by; `blocks` has the seconds of rounds, without and with it in turn."""
 
     def __init__(self, address: str, viewer: subprocess.Popen[str]) -> None:
-        super().__init__(session.quiet)
+        super().__init__()
         self._address, self._viewer = address, viewer
         self.blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
         self._count, self._run = 0, ""
@@ -80,10 +79,14 @@ def viewer(kind: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def one_run(folder: Path, kind: str) -> list[list[float]]:
-    small = small_run(folder, "cost", BLOCK * BLOCKS, 0.2, DEVICES)
+    write_fleet(folder, 0.2, DEVICES)
+    small = small_run(small_request(folder, {"rounds": BLOCK * BLOCKS, **TWO_BATCHES}, TIER))
     said: list[str] = []
     children = set(psutil.Process().children())
-    with page_beside(folder / "runs", "cost", PageAddress(), said.append), viewer(kind) as process:
+    with (
+        page_beside(folder / "runs", small.request.experiment.name, PageAddress(), said.append),
+        viewer(kind) as process,
+    ):
         watch = Looker(said[0].removeprefix("Live page: "), process)
         (server,) = set(psutil.Process().children()) - children - {psutil.Process(process.pid)}
         async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
@@ -95,8 +98,7 @@ async def one_run(folder: Path, kind: str) -> list[list[float]]:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     for kind in ("client", "browser"):
         if kind == "browser" and shutil.which("chromium") is None:
@@ -107,7 +109,3 @@ def main() -> None:
         ratios = sorted(with_it / without for without, with_it in zip(middles[::2], middles[1::2], strict=True))
         note = f"95 %: {ratios[RANK - 1]:.3f} to {ratios[-RANK]:.3f}; {median(middles[::2]) * 1e3:.0f} ms without"
         figure(f"round with the page open ÷ without ({kind})", median(ratios), most=1.02, note=note)
-
-
-if __name__ == "__main__":
-    main()

@@ -132,7 +132,3 @@ def main() -> None:
         with server(Path(name)) as address:
             figure("page drawn in a browser, server just started, s", with_browser(address, "long"), most=LIMIT_S)
             figure("page drawn in a browser, again, s", with_browser(address, "long"), most=LIMIT_S)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ from statistics import median
 
 import msgspec
 
-from benchmarks._figures import figure, progress, skip
+from benchmarks._figures import figure, no_fleets, progress
 from benchmarks._runs import run
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.spec.capacity import needed_dilation
@@ -52,8 +52,7 @@ class Measured(msgspec.Struct):
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     folder = Path(os.environ.get("DILATION_FOLDER", "runs/dilation")).resolve()
     folder.mkdir(parents=True, exist_ok=True)

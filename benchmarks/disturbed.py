@@ -7,7 +7,6 @@ core. Missed: such a round is not marked. False alarm: another round is.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -16,10 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-
-from benchmarks._figures import figure, skip
-from benchmarks._runs import small_run
+from benchmarks._figures import figure, no_fleets
+from benchmarks._runs import small_request, small_run, write_fleet
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.records.account import load_summary
@@ -39,7 +36,7 @@ class Rivals(session.Watch):
     """Lets busy processes run from the start to the end of the rounds that are to be disturbed."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(session.quiet)
+        super().__init__()
         self._rivals = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
         self._tell(signal.SIGSTOP)
 
@@ -63,14 +60,13 @@ class Rivals(session.Watch):
 
 
 async def one_run(folder: Path, rivals: int) -> dict[str, Any]:
-    small = small_run(folder, "disturbed", ROUNDS, CPUS)
-    training = msgspec.structs.replace(small.request.experiment.training, max_batches=0, epochs=EPOCHS)
-    experiment = msgspec.structs.replace(small.request.experiment, methods=[{"name": "fedavg"}], training=training)
-    request = msgspec.structs.replace(small.request, experiment=experiment)
+    write_fleet(folder, CPUS, 5)
+    training = {"rounds": ROUNDS, "batch_size": 32, "epochs": EPOCHS}
+    small = small_run(small_request(folder, training, {"name": "fedavg"}))
     watch = Rivals(rivals)
     try:
         async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
-            (run,) = await session.run_methods(request, controller, small.data, Calibration((), True), watch)
+            (run,) = await session.run_methods(small.request, controller, small.data, Calibration((), True), watch)
     finally:
         watch.end()
     return load_summary(run).as_dict()
@@ -96,8 +92,7 @@ def show(name: str, summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     cores = int(usable_cores())
     for name, rivals in (("no rival", 0), ("a busy thread", 1), (f"{cores} busy threads", cores)):

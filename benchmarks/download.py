@@ -51,7 +51,3 @@ async def _one(near: Near, body: bytes | bytearray, n: int) -> float:
 
 def main() -> None:
     over_rates(RATES, measure)
-
-
-if __name__ == "__main__":
-    main()

@@ -112,7 +112,3 @@ async def all_sizes() -> None:
 
 def main() -> None:
     asyncio.run(all_sizes())
-
-
-if __name__ == "__main__":
-    main()

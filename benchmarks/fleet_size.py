@@ -22,18 +22,16 @@ from statistics import median
 import msgspec
 import psutil
 
-from benchmarks._figures import figure, progress, skip
+from benchmarks._figures import figure, no_fleets, progress
+from benchmarks._runs import HIDDEN, small_request, small_run, write_fleet
 from benchmarks.light_agents import Costs
 from benchmarks.round_overhead import WORK, overhead_ms
 from orchestrator.calibration.calibrate import Calibration
-from orchestrator.experiment import Experiment, Training
-from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.compare.ratios import interval
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.timeline.timeline import RoundTimeline, timelines
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 from orchestrator.training.process import TrainerProcess
 
 FEW, MANY = 10, 100
@@ -58,24 +56,10 @@ class Pair(msgspec.Struct):
 async def measured(devices: int) -> Rounds:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cpus = os.environ.get("FLEET_SIZE_CPUS", "0.012")
-        (folder / "small.yaml").write_text(
-            f"name: small\ncpus: {cpus}\nuplink_mbit_s: 2\ndownlink_mbit_s: 2\nmemory_mib: 1024\n"
-        )
-        (folder / "fleet.yaml").write_text(
-            f"name: many\nbackend: local\ndevices: [{{profile: small.yaml, count: {devices}}}]\n"
-        )
-        rounds = int(os.environ.get("FLEET_SIZE_ROUNDS", "8"))
-        experiment = Experiment(
-            name="fleet-size",
-            fleet="fleet.yaml",
-            model={"name": "fcnn", "hidden": [32]},
-            methods=[{"name": "fedavg"}],
-            training=msgspec.convert({"rounds": rounds, "batch_size": 4, "max_batches": 1}, Training),
-        )
-        spec = load_fleet(folder / "fleet.yaml")
-        data = prepare_data(experiment, [device.name for device in spec.devices], folder)
-        request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+        cpus = float(os.environ.get("FLEET_SIZE_CPUS", "0.012"))
+        write_fleet(folder, cpus, devices, mbit_s=2)
+        training = {"rounds": int(os.environ.get("FLEET_SIZE_ROUNDS", "8")), "batch_size": 4, "max_batches": 1}
+        spec, data, request = small_run(small_request(folder, training, {"name": "fedavg"}, HIDDEN))
         async with session.standing_fleet(spec, shards=data.shards) as controller, TrainerProcess.started() as trainer:
             assert controller.dilation == 1.0, f"{devices} devices of {cpus} CPU do not fit this host"
             pids = {"orchestrator": os.getpid(), "broker": controller.broker.pid()}
@@ -110,8 +94,7 @@ def device_seconds(rounds: RoundTimeline) -> list[float]:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     kept = Path(os.environ.get("FLEET_SIZE_FILE", "fleet_size.jsonl"))
     wanted = int(os.environ.get("FLEET_SIZE_PAIRS", "5"))

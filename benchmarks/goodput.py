@@ -27,7 +27,3 @@ async def measure(mbit: int) -> None:
 
 def main() -> None:
     over_rates(RATES, measure)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets, skip
 from benchmarks._runs import edgebed, run
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.ratios import interval
@@ -78,8 +78,7 @@ class Repetition(msgspec.Struct):
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     folder = Path(os.environ.get("HELD_FOLDER", "runs/held")).resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ class TaskMetrics(session.Watch):
     """By round: how much the peak grew over what was held at its start, and the longest wait for the event loop."""
 
     def __init__(self) -> None:
-        super().__init__(session.quiet)
+        super().__init__()
         self.growth_mb: dict[int, float] = {}
         self.stall_s: dict[int, float] = {}
         self._round, self._start_mb = -1, 0.0
@@ -76,7 +76,3 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(Path(folder)))
     over()
-
-
-if __name__ == "__main__":
-    main()

@@ -100,7 +100,7 @@ class Costs(session.Watch):
     """CPU seconds and memory of the processes, at the end of each round."""
 
     def __init__(self, parts: dict[str, list[psutil.Process]]) -> None:
-        super().__init__(session.quiet)
+        super().__init__()
         self._parts = parts
         self.rounds: list[tuple[float, dict[str, float]]] = []
         self._memory: dict[str, float] = {}

@@ -27,7 +27,3 @@ def main() -> None:
     over = progress("2 GB through the broker")
     asyncio.run(measure())
     over()
-
-
-if __name__ == "__main__":
-    main()

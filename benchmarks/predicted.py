@@ -1,65 +1,64 @@
-"""How well a method's scheduler predicts: seconds predicted ÷ seconds taken, of every assignment of a real run.
+"""How well a method's scheduler predicts: seconds predicted ÷ seconds taken, of every assignment of real runs.
 
 1 is right; below 1 the scheduler took the device for quicker than it was. The first round, planned from declared
 profiles, is told apart. "the plan" compares the slowest prediction of each round with the round's slowest device.
 
-Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (25), PREDICTED_SEED (that of the
-file), PREDICTED_DILATION (that of the file: a factor of 4, say, makes devices slow beside a server that shares a host
-with others), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the run there).
+Runs under `quota` and under `pacing` alternate, so that a host that drifts changes both alike. On small networks a
+batch fits into one period's quota: under `quota` a device then takes almost no time for some batches and a whole period
+for others, which no scheduler can predict.
+
+Environment: PREDICTED_EXPERIMENT (methods), PREDICTED_METHOD (dtfl), PREDICTED_ROUNDS (10), PREDICTED_GRAINS
+(quota,pacing), PREDICTED_REPEATS (2: of each grain, with another seed each), PREDICTED_SEED (that of the file),
+PREDICTED_DILATION (that of the file: a factor of 4, say, makes devices slow beside a server that shares a host with
+others), PREDICTED_BACKEND (local), PREDICTED_FOLDER (keeps the runs there).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from benchmarks._figures import figure, percentile, skip
+from benchmarks._figures import figure, kept_folder, no_fleets, percentile
 from benchmarks._paths import EXPERIMENTS
-from benchmarks._runs import opened
-from orchestrator.experiment import Experiment, load
+from benchmarks._runs import play
+from orchestrator.experiment import Experiment, Grain, load
 from orchestrator.records.account import load_summary
-from orchestrator.runs import session
 
 Pair = tuple[float, float]
 """Seconds predicted, seconds taken."""
 
 
 def main() -> None:
-    if os.geteuid() != 0 and os.environ.get("PREDICTED_BACKEND", "local") == "local":
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets(os.environ.get("PREDICTED_BACKEND", "local")):
         return
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(os.environ.get("PREDICTED_FOLDER", folder))
-        runs.mkdir(parents=True, exist_ok=True)
-        _show(load_summary(asyncio.run(_play(runs))).as_dict())
-
-
-async def _play(folder: Path) -> Path:
     path = EXPERIMENTS / f"{os.environ.get('PREDICTED_EXPERIMENT', 'methods')}.yaml"
-    experiment = _wanted(load(path))
-    backend = os.environ.get("PREDICTED_BACKEND", "local")
-    async with opened(experiment, path, backend) as fleet:
-        request = session.Request(experiment, path, folder, backend=backend)
-        watch = session.Watch(session.quiet)
-        runs = await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
-    return runs[0]
+    grains = os.environ.get("PREDICTED_GRAINS", "quota,pacing").split(",")
+    off: dict[str, list[float]] = {grain: [] for grain in grains}
+    with kept_folder("PREDICTED_FOLDER") as folder:
+        for repeat in range(int(os.environ.get("PREDICTED_REPEATS", "2"))):
+            for grain in grains:
+                experiment = _wanted(load(path), cast(Grain, grain), repeat)
+                (run,) = asyncio.run(play(experiment, path, folder, os.environ.get("PREDICTED_BACKEND", "local")))
+                print(f"  {grain}, run {repeat + 1}:")
+                off[grain] += _show(load_summary(run).as_dict())
+    if "quota" in off and "pacing" in off:
+        errors = (median(off[grain]) - 1 for grain in ("quota", "pacing"))
+        figure("error of a prediction, quota ÷ pacing", next(errors) / next(errors), least=1.0)
 
 
-def _wanted(experiment: Experiment) -> Experiment:
+def _wanted(experiment: Experiment, grain: Grain, repeat: int) -> Experiment:
     name = os.environ.get("PREDICTED_METHOD", "dtfl")
     method = next((each for each in experiment.methods if each["name"] == name), {"name": name})
     training = msgspec.structs.replace(
         experiment.training,
-        rounds=int(os.environ.get("PREDICTED_ROUNDS", "25")),
-        seed=int(os.environ.get("PREDICTED_SEED", experiment.training.seed)),
+        rounds=int(os.environ.get("PREDICTED_ROUNDS", "10")),
+        seed=int(os.environ.get("PREDICTED_SEED", experiment.training.seed)) + repeat,
         stop_at_target=False,
     )
     dilation = os.environ.get("PREDICTED_DILATION")
@@ -67,11 +66,13 @@ def _wanted(experiment: Experiment) -> Experiment:
         experiment,
         methods=[method],
         training=training,
+        grain=grain,
         dilation=float(dilation) if dilation else experiment.dilation,
     )
 
 
-def _show(summary: Mapping[str, Any]) -> None:
+def _show(summary: Mapping[str, Any]) -> list[float]:
+    """Returns the factors by which predictions are off, sorted."""
     pairs = {name: _pairs(summary["predicted_s"][name], summary["actual_s"][name]) for name in summary["predicted_s"]}
     for name, each in pairs.items():
         _line(name, each, f"cuts {_counted(summary['cut'][name][1:])}")
@@ -91,6 +92,7 @@ def _show(summary: Mapping[str, Any]) -> None:
     figure("how far a prediction is off, as a factor: median", median(off))
     figure("how far a prediction is off, as a factor: 90th percentile", percentile(off, 0.9))
     figure("a round, s: median", summary["round_s_median"])
+    return off
 
 
 def _slowest(round: Sequence[Pair]) -> Pair:

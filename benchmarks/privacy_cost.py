@@ -58,7 +58,3 @@ def main() -> None:
         for name in CHOICES:
             ratio = median(taken[name]) / plain
             figure(f"cut {cut}: with {name}, ÷ without", ratio, note=f"{median(taken[name]) - plain:+.3f} s per batch")
-
-
-if __name__ == "__main__":
-    main()

@@ -43,7 +43,3 @@ def _cost(rounds: int) -> tuple[float, float]:
         times.append(time.perf_counter())
     a, b = ((later - earlier) * 1e3 / rounds / DEVICES for earlier, later in pairwise(times))
     return a, b
-
-
-if __name__ == "__main__":
-    main()

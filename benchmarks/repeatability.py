@@ -21,7 +21,7 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets
 from benchmarks._paths import EXPERIMENTS
 from edgebed.errors import EdgebedError
 from orchestrator.experiment import Experiment, load
@@ -57,8 +57,7 @@ class Repetition(msgspec.Struct):
 
 def main() -> None:
     backend = os.environ.get("REPEATABILITY_BACKEND", "local")
-    if os.geteuid() != 0 and backend == "local":
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets(backend):
         return
     folder = Path(os.environ.get("REPEATABILITY_FOLDER", "runs/repeatability"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +81,7 @@ def _do(folder: Path, number: int, kind: str, backend: str) -> bool:
     at = time.time()
     request = session.Request(_experiment(kind), DEMO, place, backend=backend)
     try:
-        runs = asyncio.run(session.run_experiment(request, session.Watch(session.quiet)))
+        runs = asyncio.run(session.run_experiment(request, session.Watch()))
     except EdgebedError as error:
         print(f"  repetition {number}, {kind}: {error}", file=sys.stderr, flush=True)
         return True

@@ -7,12 +7,11 @@ or had its server half working is the orchestrator's and the protocol's.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from pathlib import Path
 
-from benchmarks._figures import figure, percentile, skip
-from benchmarks._runs import small_run
+from benchmarks._figures import figure, no_fleets, percentile
+from benchmarks._runs import TIER, TWO_BATCHES, small_request, small_run, write_fleet
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
@@ -24,9 +23,10 @@ WORK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upl
 
 
 async def one_run(folder: Path) -> list[RoundTimeline]:
-    small = small_run(folder, "overhead", ROUNDS, 0.3, DEVICES)
+    write_fleet(folder, 0.3, DEVICES)
+    small = small_run(small_request(folder, {"rounds": ROUNDS, **TWO_BATCHES}, TIER))
     async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
-        watch = session.Watch(session.quiet)
+        watch = session.Watch()
         (run,) = await session.run_methods(small.request, controller, small.data, Calibration((), True), watch)
     return list(timelines(sort(read(run / "records.jsonl"))))
 
@@ -42,8 +42,7 @@ def overhead_ms(rounds: RoundTimeline) -> float:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     with tempfile.TemporaryDirectory() as folder:
         rounds = asyncio.run(one_run(Path(folder)))

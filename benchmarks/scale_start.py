@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import psutil
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets
+from benchmarks._runs import HIDDEN, small_request, write_fleet
 from edgebed.errors import EdgebedError
-from orchestrator.experiment import Experiment, Training
 from orchestrator.runs import session
 
 MOST_S = 60.0
@@ -98,21 +98,8 @@ class Clock(session.Watch):
 def request(folder: Path, devices: int) -> session.Request:
     """One round of FedAvg with one batch of a device's own samples."""
     cpus, rate = (float(os.environ.get(f"SCALE_{name}", value)) for name, value in (("CPUS", "0.0075"), ("MBIT", "2")))
-    (folder / "small.yaml").write_text(
-        f"name: small\ncpus: {cpus:g}\nuplink_mbit_s: {rate:g}\ndownlink_mbit_s: {rate:g}\nmemory_mib: 1024\n"
-    )
-    backend = os.environ.get("SCALE_BACKEND", "local")
-    (folder / "fleet.yaml").write_text(
-        f"name: many\nbackend: {backend}\ndevices: [{{profile: small.yaml, count: {devices}}}]\n"
-    )
-    experiment = Experiment(
-        name="scale",
-        fleet="fleet.yaml",
-        model={"name": "fcnn", "hidden": [32]},
-        methods=[{"name": "fedavg"}],
-        training=msgspec.convert({"rounds": 1, "batch_size": 4, "max_batches": 1}, Training),
-    )
-    return session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+    write_fleet(folder, cpus, devices, rate, os.environ.get("SCALE_BACKEND", "local"))
+    return small_request(folder, {"rounds": 1, "batch_size": 4, "max_batches": 1}, {"name": "fedavg"}, HIDDEN)
 
 
 def one_start(devices: int) -> Start:
@@ -131,8 +118,7 @@ def one_start(devices: int) -> Start:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     devices, wanted, now = (
         int(os.environ.get(f"SCALE_{name}", value))

@@ -18,7 +18,7 @@ from statistics import median
 
 import msgspec
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, kept_folder, no_fleets
 from benchmarks._paths import EXPERIMENTS
 from orchestrator.experiment import Experiment, load
 from orchestrator.records.reader import read
@@ -33,12 +33,9 @@ SPEED = "reference x86-avx512"
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(os.environ.get("STORY_FOLDER", folder))
-        runs.mkdir(parents=True, exist_ok=True)
+    with kept_folder("STORY_FOLDER") as runs, tempfile.TemporaryDirectory() as folder:
         for method in os.environ.get("STORY_METHODS", "dtfl,fedavg").split(","):
             tell(method, runs, Path(folder))
 
@@ -66,9 +63,9 @@ def tell(method: str, folder: Path, made: Path) -> None:
     if real is None:
         backend = os.environ.get("STORY_BACKEND", "local")
         request = session.Request(wanted, EXPERIMENT, folder, backend=backend)
-        (real,) = asyncio.run(session.run_experiment(request, session.Watch(session.quiet)))
+        (real,) = asyncio.run(session.run_experiment(request, session.Watch()))
     request_simulated = SimulationRequest(wanted, EXPERIMENT, made / "simulated")
-    (simulated,) = simulate(request_simulated, session.Watch(session.quiet))
+    (simulated,) = simulate(request_simulated, session.Watch())
     told = [read(run / "records.jsonl") for run in (real, simulated)]
     facts = sort(told[0])
     print(f"  {method}, {facts.started.backend}, dilation {facts.dilation:.3g}:")

@@ -19,17 +19,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import msgspec
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, kept_folder, no_fleets
 from benchmarks._paths import EXPERIMENTS
-from benchmarks._runs import opened
+from benchmarks._runs import facts, finished, play_missing
 from orchestrator.experiment import Experiment, Server, load
 from orchestrator.records.compare.sim_error import SimError, sim_error
-from orchestrator.records.reader import read
-from orchestrator.records.run_index import RunFacts, sort
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
 
@@ -37,82 +34,48 @@ EACH, ALL = 0.15, 0.10
 
 
 def main() -> None:
-    if os.geteuid() != 0 and os.environ.get("SIMULATOR_BACKEND", "local") == "local":
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets(os.environ.get("SIMULATOR_BACKEND", "local")):
         return
-    if kept := os.environ.get("SIMULATOR_FOLDER"):
-        measure(Path(kept))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder))
+    with kept_folder("SIMULATOR_FOLDER") as folder:
+        measure(folder)
 
 
 def measure(folder: Path) -> None:
     for name in os.environ.get("SIMULATOR_EXPERIMENTS", "methods,methods-mnist").split(","):
         path = EXPERIMENTS / f"{name}.yaml"
-        runs = folder / name
-        runs.mkdir(parents=True, exist_ok=True)
+        wanted = experiment(load(path))
         if os.environ.get("SIMULATOR_REAL") != "no":
-            asyncio.run(play(runs, path))
-        compare(runs, path)
+            asyncio.run(play_missing({folder / name: wanted}, path, os.environ.get("SIMULATOR_BACKEND", "local")))
+        compare(folder / name, wanted, path)
 
 
-def experiment(path: Path, methods: Sequence[dict[str, Any]]) -> Experiment:
-    file = load(path)
+def experiment(file: Experiment) -> Experiment:
+    """The methods that are wanted, held to the reference."""
     rounds, seed = int(os.environ.get("SIMULATOR_ROUNDS", "6")), int(os.environ.get("SIMULATOR_SEED", "2"))
     cpus = float(os.environ.get("SIMULATOR_SERVER", "1"))
+    names = os.environ.get("SIMULATOR_METHODS", ",".join(str(method["name"]) for method in file.methods)).split(",")
     return msgspec.structs.replace(
         file,
         name=f"seed{seed}",
-        methods=list(methods),
+        methods=[method for method in file.methods if method["name"] in names],
         training=msgspec.structs.replace(file.training, seed=seed, rounds=rounds, stop_at_target=False),
         speed=f"reference {os.environ.get('SIMULATOR_REFERENCE', 'x86-avx512')}",
         server=Server(cpus=cpus) if cpus else None,
     )
 
 
-def wanted(path: Path) -> list[dict[str, Any]]:
-    """The methods, with their options."""
-    methods = load(path).methods
-    names = os.environ.get("SIMULATOR_METHODS", ",".join(str(method["name"]) for method in methods)).split(",")
-    return [method for method in methods if method["name"] in names]
-
-
-async def play(folder: Path, path: Path) -> None:
-    """Real runs of what the folder lacks, on one standing fleet."""
-    missing = [method for method in wanted(path) if str(method["name"]) not in recorded(folder)]
-    if not missing:
-        return
-    backend = os.environ.get("SIMULATOR_BACKEND", "local")
-    watch = session.Watch(session.quiet)
-    async with opened(experiment(path, missing), path, backend) as fleet:
-        for method in missing:
-            request = session.Request(experiment(path, [method]), path, folder, backend=backend)
-            await session.run_methods(request, fleet.controller, fleet.data, fleet.calibration, watch)
-
-
-def recorded(folder: Path) -> dict[str, Path]:
-    """Folders of finished real runs, by method."""
-    return {facts(p.parent).started.method: p.parent for p in sorted(folder.glob("seed*/summary.json"))}
-
-
-def facts(folder: Path) -> RunFacts:
-    return sort(read(folder / "records.jsonl"))
-
-
-def compare(folder: Path, path: Path) -> None:
+def compare(folder: Path, wanted: Experiment, path: Path) -> None:
     """Simulate what was recorded, and print the errors."""
-    real = recorded(folder)
-    methods = [method for method in wanted(path) if method["name"] in real]
+    real = finished(folder)
+    methods = [method for method in wanted.methods if method["name"] in real]
     if not methods:
         return
     with tempfile.TemporaryDirectory() as made:
-        request = SimulationRequest(experiment(path, methods), path, Path(made), built=True)
-        runs = simulate(request, session.Watch(session.quiet))
-        errors = [
-            sim_error(facts(run), facts(real[str(method["name"])])) for run, method in zip(runs, methods, strict=True)
-        ]
-    _show(path.stem, [str(method["name"]) for method in methods], errors)
+        request = SimulationRequest(msgspec.structs.replace(wanted, methods=methods), path, Path(made), built=True)
+        names = [str(method["name"]) for method in methods]
+        runs = zip(simulate(request, session.Watch()), names, strict=True)
+        errors = [sim_error(facts(run), facts(real[name])) for run, name in runs]
+    _show(path.stem, names, errors)
 
 
 def _show(what: str, names: Sequence[str], errors: Sequence[SimError | None]) -> None:

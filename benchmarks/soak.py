@@ -1,7 +1,7 @@
 """Memory over 1,000 short rounds on three devices, two of which die in turn every few rounds and come back.
 
-`SOAK_ROUNDS=200` makes it shorter. Memory is looked at after a tenth, a half and all of the rounds. The agent of dev-1
-lives through all of them; the others die by SIGKILL and are started again.
+`SOAK_ROUNDS=200` makes it shorter. Memory is looked at after a tenth, a half and all of the rounds. The agent of
+small-1 lives through all of them; the others die by SIGKILL and are started again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ import signal
 import tempfile
 from pathlib import Path
 
-import msgspec
 import psutil
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets
+from benchmarks._runs import small_request, small_run, write_fleet
 from orchestrator.calibration.calibrate import Calibration
-from orchestrator.experiment import Experiment, Training
 from orchestrator.fleet.control.controller import FleetController
-from orchestrator.fleet.spec.profile import load_fleet
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
-from orchestrator.runs.data import prepare_data
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1000"))
 LOOKS = (ROUNDS // 10, ROUNDS // 2, ROUNDS)
@@ -37,23 +34,20 @@ EVERY = 4
 GROWTH_MB = 40.0
 """Most that a process may grow between the first look and the last."""
 
-PROFILE = "name: third\ncpus: 0.5\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
-FLEET = "name: soak\nbackend: local\ndevices: [{profile: third.yaml, count: 3, name: dev}]\n"
-
 
 class Soak(session.Watch):
     """Kills a device every few rounds, and looks at the memory of the orchestrator and of the agent that stays."""
 
     def __init__(self, controller: FleetController) -> None:
-        super().__init__(session.quiet)
-        self._controller, self._victims = controller, itertools.cycle(["dev-2", "dev-3"])
+        super().__init__()
+        self._controller, self._victims = controller, itertools.cycle(["small-2", "small-3"])
         self.kills = 0
         self.memory: dict[int, tuple[float, float]] = {}  # round -> MB of orchestrator and agent
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         number = result.round + 1
         if number in LOOKS:
-            self.memory[number] = (rss_mb(os.getpid()), rss_mb(self._pid("dev-1")))
+            self.memory[number] = (rss_mb(os.getpid()), rss_mb(self._pid("small-1")))
         if number % EVERY == 0 and (pid := self._pid(next(self._victims))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -70,19 +64,9 @@ def rss_mb(pid: int) -> float:
 
 
 async def soak(folder: Path) -> tuple[Soak, Path]:
-    (folder / "third.yaml").write_text(PROFILE)
-    (folder / "fleet.yaml").write_text(FLEET)
+    write_fleet(folder, 0.5, 3)
     training = {"rounds": ROUNDS, "batch_size": 16, "max_batches": 2, "heartbeat_s": 0.5, "liveness_s": 10.0}
-    experiment = Experiment(
-        name="soak",
-        fleet="fleet.yaml",
-        model={"name": "resnet-tiny"},
-        methods=[{"name": "dtfl", "tier": 3}],
-        training=msgspec.convert(training, Training),
-    )
-    spec = load_fleet(folder / "fleet.yaml")
-    prepared = prepare_data(experiment, [device.name for device in spec.devices], folder)
-    request = session.Request(experiment, folder / "experiment.yaml", folder / "runs")
+    spec, prepared, request = small_run(small_request(folder, training, {"name": "dtfl", "tier": 3}))
     async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
         watch = Soak(controller)
         (run,) = await session.run_methods(request, controller, prepared, Calibration((), True), watch)
@@ -90,8 +74,7 @@ async def soak(folder: Path) -> tuple[Soak, Path]:
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     with tempfile.TemporaryDirectory() as folder:
         watch, run = asyncio.run(soak(Path(folder)))
@@ -104,11 +87,7 @@ def main() -> None:
     figure("device rounds lost", sum(isinstance(r, DeviceOut) for r in records))
     for number, (orchestrator, agent) in watch.memory.items():
         figure(f"after round {number}: orchestrator, MB", orchestrator)
-        figure(f"after round {number}: agent of dev-1, MB", agent)
+        figure(f"after round {number}: agent of small-1, MB", agent)
     (orchestrator0, agent0), (orchestrator1, agent1) = watch.memory[LOOKS[0]], watch.memory[LOOKS[-1]]
     figure("orchestrator: growth, MB", orchestrator1 - orchestrator0, most=GROWTH_MB)
     figure("agent: growth, MB", agent1 - agent0, most=GROWTH_MB)
-
-
-if __name__ == "__main__":
-    main()

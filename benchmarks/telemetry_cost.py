@@ -69,7 +69,3 @@ def main() -> None:
     told = PHASES * (change + heartbeat / 100) + memory / BATCHES
     figure("telling ÷ a batch", told / batch, most=0.01)
     figure(f"idle: heartbeats ÷ a quota of {QUOTA} CPU", empty / 1e6 / HEARTBEAT_S / QUOTA, most=0.01)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._figures import figure, skip
+from benchmarks._figures import figure, no_fleets
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.host.cpus import standing, taken_cpus
 
@@ -61,8 +61,7 @@ WORDS = ("other fleets", "dilation", "disturbed", "Hint", "rror", "round,")
 
 
 def main() -> None:
-    if os.geteuid() != 0:
-        skip("needs root: network namespaces and cgroups")
+    if no_fleets():
         return
     cores = usable_cores()
     print("  two fleets that fit beside each other:")

@@ -26,7 +26,7 @@ from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import known, number, seconds
 from orchestrator.records.words.vocabulary import origins_text
 from orchestrator.runs.feasibility import experiment_fleet
-from orchestrator.runs.request import Watch, quiet
+from orchestrator.runs.request import Watch
 from orchestrator.runs.session import becomes
 from orchestrator.runs.speed import at_wanted_speed
 from orchestrator.simulation.run import SimulationRequest, simulate
@@ -119,5 +119,5 @@ def _first_rounds(part: Experiment, options: dict[str, Any], path: Path) -> Summ
     training = msgspec.structs.replace(part.training, rounds=min(ROUNDS, part.training.rounds), stop_at_target=False)
     wanted = msgspec.structs.replace(part, methods=[options], training=training, seeds=None, sweep=None, scenario=None)
     with tempfile.TemporaryDirectory(prefix="edgebed-estimate-") as folder:
-        (run,) = simulate(SimulationRequest(wanted, path, Path(folder), learned=[0.0] * 1000), Watch(quiet))
+        (run,) = simulate(SimulationRequest(wanted, path, Path(folder), learned=[0.0] * 1000), Watch())
         return load_summary(run)

@@ -40,7 +40,7 @@ from orchestrator.records.summary import Summary
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
-from orchestrator.runs.request import Watch, quiet
+from orchestrator.runs.request import Watch
 from orchestrator.runs.resume import resume_request
 from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 
@@ -94,7 +94,7 @@ class CellWatch(Watch):
     """Keeps the digests of the first rounds' weights in a file, and tells every round."""
 
     def __init__(self, file: Path, rounds: int, tell: Callable[[RoundDone], None], *, only_first: bool = False) -> None:
-        super().__init__(quiet)
+        super().__init__()
         self._file, self._rounds, self._tell, self._only_first = file, rounds, tell, only_first
 
     def merged(self, folder: Path, weights: Weights, progress: Progress) -> None:
@@ -142,7 +142,7 @@ def compute(request: WorkerRequest, tell: Callable[[RoundDone], None]) -> None:
     if request.share and _timed_again(request, job, began_s):
         return
     if job.probe is not None:
-        longest = longest_round_s(load_summary(run_or_go_on(job.probe, path, work / "probe", Watch(quiet))))
+        longest = longest_round_s(load_summary(run_or_go_on(job.probe, path, work / "probe", Watch())))
         experiment = with_deadline(experiment, longest)
     watch = CellWatch(work / "weights.json", experiment.training.rounds, tell, only_first=request.only_first)
     if request.only_first:
@@ -178,7 +178,7 @@ def _timed_again(request: WorkerRequest, job: Job, began_s: float) -> bool:
     folder = Path(request.work) / "timed"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (run,) = simulate(SimulationRequest(job.experiment, path.resolve(), folder, learned=known.tested), Watch(quiet))
+    (run,) = simulate(SimulationRequest(job.experiment, path.resolve(), folder, learned=known.tested), Watch())
     learned = source_of(settings, cell)
     check_same(known, run, cuts=learned.same == "bits")
     summary = load_summary(run)

@@ -17,7 +17,7 @@ from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import figures_of
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder
-from orchestrator.runs.request import Notify, Watch, quiet
+from orchestrator.runs.request import Notify, Watch
 from orchestrator.runs.signals import run_to_end
 
 
@@ -56,5 +56,5 @@ def _run(experiment: Experiment, path: Path, runs: Path, backend: str | None, fr
             return folder.parent
     parent.mkdir(parents=True, exist_ok=True)
     request = session.Request(experiment, path.resolve(), parent, backend=backend)
-    (folder,) = run_to_end(session.run_experiment(request, Watch(quiet)))
+    (folder,) = run_to_end(session.run_experiment(request, Watch()))
     return folder

@@ -116,7 +116,7 @@ class Watch:
         listeners: are told every record too, after `record`.
     """
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Notify = quiet) -> None:
         self.notify = notify
         self.listeners: list[Listener] = []
         self.folders: list[Path] = []  # of the runs that have begun, in order
