@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
@@ -16,43 +12,17 @@ from orchestrator.fleet.docker.image import content, tag_of
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundFinished
 from tests.e2e.cli import MAIN, NO_CALIBRATION
-from tests.hangs import run
+from tests.e2e.wheel import ROOT, Installed, build_wheel
 
-ROOT = Path(__file__).parents[2]
 OURS = {"edgebed", "orchestrator", "edge_agent"}
 
 pytestmark = pytest.mark.fleet
 
 
-class Installed:
-    """The wheel in a virtual environment. Its dependencies are read from the environment of the tests."""
-
-    def __init__(self, folder: Path, wheel: Path) -> None:
-        self.wheel, self.python = wheel, folder / "venv" / "bin" / "python"
-        venv.create(folder / "venv", symlinks=True)
-        pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
-        self.packages = Path(self("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-        (self.packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-
-    def __call__(self, command: str, *arguments: str, cwd: Path = Path("/")) -> str:
-        """Run a command of the environment; returns its standard output."""
-        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EDGEBED_RUNS")}
-        done = run([str(self.python.parent / command), *arguments], cwd=cwd, env=env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = run(command, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), ".")
-    return Installed(folder, next(folder.glob("*.whl")))
+    return Installed(folder, build_wheel(folder))
 
 
 def test_the_wheel_holds_what_the_tree_ships_in_folders_of_its_own(installed: Installed) -> None:

@@ -1,41 +1,49 @@
-"""Boards without boards: five agents in namespaces of their own join and train; keys are revoked, lost and run out."""
+"""Boards without boards: five agents in namespaces of their own join and train; keys are revoked, lost and run out.
+
+One board has an emulated arm64 processor where an image for it is there. With libfaketime wall clocks differ, too.
+`pytest -s` prints each step with its time and what happened.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from cryptography.hazmat.primitives import serialization
 
-from benchmarks._boards_lab import (
+from edge_agent.board.keystore import Keystore
+from orchestrator.boards.authority import Authority, requested_key
+from orchestrator.records.reader import read
+from orchestrator.records.types import DeviceOut, RoundFinished, TaskDelivered
+from tests.e2e.boards_lab import (
     FAKETIME_LIBRARIES,
-    HOST,
     ROUTER,
     Board,
     EmulatedBoard,
     Host,
     Network,
-    build_wheel,
     until,
 )
-from benchmarks._figures import skip
-from edge_agent.board.keystore import Keystore
-from orchestrator.boards.authority import Authority, requested_key
-from orchestrator.records.reader import read
-from orchestrator.records.types import DeviceOut, RoundFinished, TaskDelivered
+from tests.e2e.wheel import build_wheel
 
 R = TypeVar("R")
 
+TOOLS = ("ip", "iptables", "unshare")
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.mosquitto,
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs {', '.join(TOOLS)}"),
+]
+
 DAY_S = 86400
 EXPERIMENT = """
-name: boards-demo
+name: five-boards
 fleet: {fleet}
 data: {{name: digits}}
 partition: {{kind: iid}}
@@ -71,7 +79,7 @@ class Story:
             print(f"  {what:<58} {time.monotonic() - begin:7.1f} s  {self.happened}", flush=True)
 
 
-class Demo:
+class FiveBoards:
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.host, self.story = folder, Host(folder), Story()
         wheel = build_wheel(folder)
@@ -88,7 +96,7 @@ class Demo:
         (folder / "fleet.yaml").write_text(f"name: five-boards\ndevices:\n{devices}")
         (folder / "experiment.yaml").write_text(EXPERIMENT.format(fleet=folder / "fleet.yaml"))
 
-    def tell(self) -> None:
+    def live(self) -> None:
         for board in self.boards:
             print(f"  {board.name}: {board.about}")
         with self.story.step("`edgebed boards serve`"):
@@ -239,17 +247,19 @@ def refused(call: Callable[[], object]) -> str:
     raise AssertionError("nothing was refused")
 
 
-def main() -> None:
-    if os.geteuid() or any(shutil.which(tool) is None for tool in ("ip", "iptables", "unshare", "mosquitto")):
-        skip("needs root, mosquitto, iproute2, iptables and util-linux")
-        return
-    print(f"  host {HOST}" + ("" if FAKETIME_LIBRARIES else "; no libfaketime here, so clocks differ since boot only"))
+@pytest.fixture
+def boards(tmp_path: Path) -> Iterator[FiveBoards]:
     network = Network()
     network.open()
-    with tempfile.TemporaryDirectory() as folder:
-        demo = Demo(Path(folder), network)
+    try:
+        made = FiveBoards(tmp_path, network)
         try:
-            demo.tell()
+            yield made
         finally:
-            demo.close()
-            network.close()
+            made.close()
+    finally:
+        network.close()
+
+
+def test_five_boards_join_train_are_revoked_and_return(boards: FiveBoards) -> None:
+    boards.live()

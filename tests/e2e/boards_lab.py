@@ -9,9 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks._paths import ROOT
+from tests.e2e.wheel import ROOT, Installed
 
-PREFIX = "ebdemo"
+PREFIX = "ebtest"
 """Begins the names of links, namespaces and containers."""
 BRIDGE, HOST, ROUTER = f"{PREFIX}0", "10.97.0.1", "10.97.0.99"
 ARM64_BASE = os.environ.get("EDGEBED_ARM64_BASE", "arm64v8/python:3.11-slim-bookworm")
@@ -161,7 +159,7 @@ class Board:
         self.log = folder / f"{name}.log"
         self._space, self._process = space, None
         self.folder.mkdir()
-        _install(self.folder / "venv", wheel)
+        self._agent = str(Installed(self.folder, wheel).python.parent / "edgebed-agent")
 
     @property
     def about(self) -> str:
@@ -199,7 +197,7 @@ class Board:
             env += ["FAKETIME_DONT_FAKE_MONOTONIC=1"]
         where = ["ip", "netns", "exec", self._space]
         clock = ["unshare", "--time", "--monotonic", seconds, "--boottime", seconds, "--fork", "--kill-child"]
-        return [*where, *clock, "env", *env, str(self.folder / "venv" / "bin" / "edgebed-agent"), *arguments]
+        return [*where, *clock, "env", *env, self._agent, *arguments]
 
 
 class EmulatedBoard:
@@ -240,21 +238,6 @@ class EmulatedBoard:
     def _command(self, arguments: tuple[str, ...]) -> list[str]:
         inside = ["docker", "exec", "--env", "EDGEBED_BOARD=/tmp/board", self._container]
         return [*inside, "python3", "-m", "edge_agent.entry", *arguments]
-
-
-def build_wheel(folder: Path) -> Path:
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    do(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
-    return next(folder.glob("*.whl"))
-
-
-def _install(folder: Path, wheel: Path) -> None:
-    """An environment with the wheel. What it depends on is read from this one."""
-    venv.create(folder, symlinks=True)
-    python = str(folder / "bin" / "python")
-    do(sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index", str(wheel))
-    packages = do(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib"))
 
 
 def _said(command: list[str]) -> str:
