@@ -101,11 +101,10 @@ async def both_ends(
     prefix: list[str] | None = None,
     *,
     paced: bool = True,
-    kinds: tuple[str, ...] = ("mosquitto", "container", "embedded"),
     **port_options: Any,
 ) -> AsyncIterator[tuple[Near, Far]]:
     """Broker, near end, and a device that reaches the broker at `host`."""
-    async with open_broker([host], kinds=kinds) as broker:
+    async with open_broker([host]) as broker:
         near = Near(broker, port_options)
         near.endpoint.start()
         for link in near.links:

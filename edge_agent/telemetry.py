@@ -155,7 +155,8 @@ class CpuUsage:
 
 
 class ThreadCpu:
-    """Whether a thread has received CPU time since the last call. A batch that takes minutes shows progress so."""
+    """Whether a thread has received a millisecond of CPU time since the last call that said so. A batch that takes
+    minutes shows progress so."""
 
     def __init__(self) -> None:
         self._clock: int | None = None
@@ -166,9 +167,9 @@ class ThreadCpu:
         self._clock = time.pthread_getcpuclockid(thread_id) if thread_id else None
         self._last = self._read()
 
-    def advanced(self, seconds: float = 0.001) -> bool:
+    def advanced(self) -> bool:
         now = self._read()
-        if now - self._last < seconds:
+        if now - self._last < 1e-3:
             return False
         self._last = now
         return True

@@ -59,14 +59,14 @@ class Cgroup:
         return cls({c: root / PARENT / name for c, root in roots.items()}, version)
 
     @classmethod
-    def of_process(cls, pid: int, mount: Path = MOUNT) -> Cgroup:
+    def of_process(cls, pid: int) -> Cgroup:
         """The cgroup that a process is in. Raises LimitError if there is no such process."""
         try:
             membership = Path(f"/proc/{pid}/cgroup").read_text()
         except OSError:
             raise LimitError(f"process {pid} has ended", hint="see its log") from None
-        version = version_of(mount)
-        return cls(parse_membership(membership, version, mount), version)
+        version = version_of()
+        return cls(parse_membership(membership, version, MOUNT), version)
 
     def make(self) -> None:
         """Create the cgroup. In version 2 its controllers are first enabled from the root downwards."""

@@ -38,11 +38,9 @@ PEM = serialization.Encoding.PEM
 
 
 class Authority:
-    """The CA in `ca.pem` and `ca.key` (0600) of a folder; both are made if neither is there. `board_life`: how long a
-    board's certificate is valid."""
+    """The CA in `ca.pem` and `ca.key` (0600) of a folder; both are made if neither is there."""
 
-    def __init__(self, folder: Path, board_life: dt.timedelta = BOARD_LIFE) -> None:
-        self._board_life = board_life
+    def __init__(self, folder: Path) -> None:
         key, certificate = folder / "ca.key", folder / "ca.pem"
         if not key.exists() and not certificate.exists():
             _make_ca(key, certificate)
@@ -69,7 +67,7 @@ class Authority:
 
     def board_certificate(self, key: ec.EllipticCurvePublicKey, board: str, now: dt.datetime) -> x509.Certificate:
         """For the board with this id."""
-        builder = _certificate(board, key, now, now + self._board_life)
+        builder = _certificate(board, key, now, now + BOARD_LIFE)
         return self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def client_pair(self, name: str, now: dt.datetime) -> tuple[bytes, bytes]:

@@ -16,9 +16,9 @@ class ThreadMeter(nullcontext[None]):
         return time.thread_time()
 
 
-def best_s(call: Callable[[], object], repeats: int = REPEATS) -> float:
+def best_s(call: Callable[[], object]) -> float:
     """CPU seconds of the fastest of some calls: disturbances only ever add time."""
-    return min(cpu_s(call) for _ in range(repeats))
+    return min(cpu_s(call) for _ in range(REPEATS))
 
 
 def cpu_s(call: Callable[[], object]) -> float:

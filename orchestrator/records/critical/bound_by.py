@@ -122,9 +122,9 @@ def sentence(parts: Sequence[Part]) -> str:
     return ", ".join([*texts, *([f"others {percent(rest, 0)}"] if rest >= LEAST else [])])
 
 
-def savings_text(savings: Iterable[Saving], most: int = 3) -> str:
+def savings_text(savings: Iterable[Saving]) -> str:
     """In words: "server −0.41 s, cpu0.1's CPU −0.2 s" if each alone were twice as fast; "" where nothing is saved."""
-    one = [row for row in savings if row.whose not in GROUPS and row.saved_s > 0][:most]
+    one = [row for row in savings if row.whose not in GROUPS and row.saved_s > 0][:3]
     return ", ".join(f"{vocabulary.bound(row.what, row.whose)} −{seconds(row.saved_s)}" for row in one)
 
 
