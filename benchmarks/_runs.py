@@ -1,4 +1,4 @@
-"""Real runs of the benchmarks: on the fleet of an experiment file, or on small devices that are all alike."""
+"""Real runs of the benchmarks: on the fleet of an experiment file, or on small devices."""
 
 from __future__ import annotations
 
@@ -88,21 +88,24 @@ def facts(folder: Path) -> RunFacts:
 
 
 class Small(NamedTuple):
-    """A run on small devices that are all alike."""
+    """A run on small devices."""
 
     spec: FleetSpec
     data: Prepared
     request: session.Request
 
 
-def write_fleet(folder: Path, cpus: float, devices: int, mbit_s: float = 100, backend: str = "local") -> None:
-    """Writes `folder`/fleet.yaml, of devices that are called small-1 and so on."""
-    (folder / "small.yaml").write_text(
-        f"name: small\ncpus: {cpus:g}\nuplink_mbit_s: {mbit_s:g}\ndownlink_mbit_s: {mbit_s:g}\nmemory_mib: 1024\n"
-    )
-    (folder / "fleet.yaml").write_text(
-        f"name: many\nbackend: {backend}\ndevices: [{{profile: small.yaml, count: {devices}}}]\n"
-    )
+def write_fleet(
+    folder: Path, devices: Sequence[tuple[float, float]], backend: str = "local", name: str = "few"
+) -> Path:
+    """Writes `folder`/fleet.yaml: the devices d1, d2, … with these CPUs and Mbit/s, each way."""
+    for cpus, rate in set(devices):
+        rates = f"uplink_mbit_s: {rate:g}\ndownlink_mbit_s: {rate:g}\nmemory_mib: 1024\n"
+        (folder / f"{cpus:g}-{rate:g}.yaml").write_text(f"name: cpu{cpus:g}-at{rate:g}\ncpus: {cpus:g}\n{rates}")
+    rows = [f"{{profile: {cpus:g}-{rate:g}.yaml, name: d{i}}}" for i, (cpus, rate) in enumerate(devices, 1)]
+    path = folder / "fleet.yaml"
+    path.write_text(f"name: {name}\nbackend: {backend}\ndevices: [{', '.join(rows)}]\n")
+    return path
 
 
 def small_request(

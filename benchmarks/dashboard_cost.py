@@ -79,7 +79,7 @@ def viewer(kind: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def one_run(folder: Path, kind: str) -> list[list[float]]:
-    write_fleet(folder, 0.2, DEVICES)
+    write_fleet(folder, [(0.2, 100)] * DEVICES)
     small = small_run(small_request(folder, {"rounds": BLOCK * BLOCKS, **TWO_BATCHES}, TIER))
     said: list[str] = []
     children = set(psutil.Process().children())

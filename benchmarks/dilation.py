@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 
 from benchmarks._figures import figure, no_fleets, progress
-from benchmarks._runs import run
+from benchmarks._runs import run, write_fleet
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.spec.capacity import needed_dilation
 from orchestrator.fleet.spec.profile import load_fleet
@@ -30,7 +30,6 @@ LIMIT = 0.03
 MARGIN = 1.6
 """Ceilings are larger than CPUs, and a reference may be of a faster core than this host's."""
 ARMS = ("D", "2D", "one core")
-PROFILE = "name: c{cpus}\ncpus: {cpus}\nuplink_mbit_s: 40\ndownlink_mbit_s: 40\nmemory_mib: 1024\n"
 EXPERIMENT = f"""
 name: dilation
 fleet: fleet.yaml
@@ -56,7 +55,8 @@ def main() -> None:
         return
     folder = Path(os.environ.get("DILATION_FOLDER", "runs/dilation")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder)
+    write_fleet(folder, [(cpus, 40) for cpus in CPUS])
+    (folder / "experiment.yaml").write_text(EXPERIMENT)
     wanted = int(os.environ.get("EDGEBED_REPETITIONS", "5"))
     for number in range(wanted):
         over = progress(f"repetition {number + 1} of {wanted}")
@@ -68,14 +68,6 @@ def main() -> None:
         for method in done["D"][0].round_s:
             _show(method, arm, done[arm], done["D"])
     figure("late rounds of all runs", sum(each.late for runs in done.values() for each in runs), most=0)
-
-
-def _write(folder: Path) -> None:
-    for cpus in CPUS:
-        (folder / f"c{cpus}.yaml").write_text(PROFILE.format(cpus=cpus))
-    devices = ", ".join(f"{{profile: c{cpus}.yaml}}" for cpus in CPUS)
-    (folder / "fleet.yaml").write_text(f"name: five\nbackend: local\ndevices: [{devices}]\n")
-    (folder / "experiment.yaml").write_text(EXPERIMENT)
 
 
 def _measure(folder: Path, arm: str, number: int) -> None:

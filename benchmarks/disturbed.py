@@ -60,7 +60,7 @@ class Rivals(session.Watch):
 
 
 async def one_run(folder: Path, rivals: int) -> dict[str, Any]:
-    write_fleet(folder, CPUS, 5)
+    write_fleet(folder, [(CPUS, 100)] * 5)
     training = {"rounds": ROUNDS, "batch_size": 32, "epochs": EPOCHS}
     small = small_run(small_request(folder, training, {"name": "fedavg"}))
     watch = Rivals(rivals)

@@ -57,7 +57,7 @@ async def measured(devices: int) -> Rounds:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cpus = float(os.environ.get("FLEET_SIZE_CPUS", "0.012"))
-        write_fleet(folder, cpus, devices, mbit_s=2)
+        write_fleet(folder, [(cpus, 2)] * devices)
         training = {"rounds": int(os.environ.get("FLEET_SIZE_ROUNDS", "8")), "batch_size": 4, "max_batches": 1}
         spec, data, request = small_run(small_request(folder, training, {"name": "fedavg"}, HIDDEN))
         async with session.standing_fleet(spec, shards=data.shards) as controller, TrainerProcess.started() as trainer:

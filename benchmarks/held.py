@@ -29,7 +29,7 @@ from statistics import fmean, stdev
 import msgspec
 
 from benchmarks._figures import figure, no_fleets, skip
-from benchmarks._runs import edgebed, run
+from benchmarks._runs import edgebed, run, write_fleet
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.ratios import interval
 
@@ -38,7 +38,6 @@ CORES: dict[str, dict[str, str]] = {"limited": LIMITED, "own": {}}
 LIMITS = {"limited": 0.02, "own": 0.03}
 PLAYED = "x86-avx512"
 CPUS, RATES = 0.5, (10, 20, 30, 50, 100)
-PROFILE = "name: at-{rate}\ncpus: {cpus}\nuplink_mbit_s: {rate}\ndownlink_mbit_s: {rate}\nmemory_mib: 1024\n"
 
 EXPERIMENT = """
 name: held
@@ -83,7 +82,7 @@ def main() -> None:
     folder = Path(os.environ.get("HELD_FOLDER", "runs/held")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     cores = os.environ.get("HELD_CORES", "limited,own").split(",")
-    fleet = Path(os.environ.get("HELD_FLEET") or _write_fleet(folder)).resolve()
+    fleet = Path(os.environ.get("HELD_FLEET") or write_fleet(folder, [(CPUS, rate) for rate in RATES])).resolve()
     rounds = int(os.environ.get("HELD_ROUNDS", "6"))
     dilation = os.environ.get("HELD_DILATION", "3.5")
     (folder / "experiment.yaml").write_text(EXPERIMENT.format(fleet=fleet, rounds=rounds, dilation=dilation))
@@ -94,14 +93,6 @@ def main() -> None:
         _show(folder, core)
     if "limited" in cores:
         _refused(folder)
-
-
-def _write_fleet(folder: Path) -> Path:
-    for rate in RATES:
-        (folder / f"at-{rate}.yaml").write_text(PROFILE.format(cpus=CPUS, rate=rate))
-    devices = ", ".join(f"{{profile: at-{rate}.yaml}}" for rate in RATES)
-    (folder / "fleet.yaml").write_text(f"name: held\nbackend: local\ndevices: [{devices}]\n")
-    return folder / "fleet.yaml"
 
 
 def repeat(folder: Path, core: str, number: int) -> None:

@@ -23,7 +23,7 @@ WORK = ("download", "decode", "compute", "encode", "blocked", "reply_wait", "upl
 
 
 async def one_run(folder: Path) -> list[RoundTimeline]:
-    write_fleet(folder, 0.3, DEVICES)
+    write_fleet(folder, [(0.3, 100)] * DEVICES)
     small = small_run(small_request(folder, {"rounds": ROUNDS, **TWO_BATCHES}, TIER))
     async with session.standing_fleet(small.spec, shards=small.data.shards) as controller:
         watch = session.Watch()

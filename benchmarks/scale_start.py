@@ -98,7 +98,7 @@ class Clock(session.Watch):
 def request(folder: Path, devices: int) -> session.Request:
     """One round of FedAvg with one batch of a device's own samples."""
     cpus, rate = (float(os.environ.get(f"SCALE_{name}", value)) for name, value in (("CPUS", "0.0075"), ("MBIT", "2")))
-    write_fleet(folder, cpus, devices, rate, os.environ.get("SCALE_BACKEND", "local"))
+    write_fleet(folder, [(cpus, rate)] * devices, os.environ.get("SCALE_BACKEND", "local"))
     return small_request(folder, {"rounds": 1, "batch_size": 4, "max_batches": 1}, {"name": "fedavg"}, HIDDEN)
 
 

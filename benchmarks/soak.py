@@ -1,7 +1,7 @@
 """Memory over 1,000 short rounds on three devices, two of which die in turn every few rounds and come back.
 
 `SOAK_ROUNDS=200` makes it shorter. Memory is looked at after a tenth, a half and all of the rounds. The agent of
-small-1 lives through all of them; the others die by SIGKILL and are started again.
+d1 lives through all of them; the others die by SIGKILL and are started again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Soak(session.Watch):
 
     def __init__(self, controller: FleetController) -> None:
         super().__init__()
-        self._controller, self._victims = controller, itertools.cycle(["small-2", "small-3"])
+        self._controller, self._victims = controller, itertools.cycle(["d2", "d3"])
         self.kills = 0
         self.memory: dict[int, tuple[float, float]] = {}  # round -> MB of orchestrator and agent
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         number = result.round + 1
         if number in LOOKS:
-            self.memory[number] = (rss_mb(os.getpid()), rss_mb(self._pid("small-1")))
+            self.memory[number] = (rss_mb(os.getpid()), rss_mb(self._pid("d1")))
         if number % EVERY == 0 and (pid := self._pid(next(self._victims))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ def rss_mb(pid: int) -> float:
 
 
 async def soak(folder: Path) -> tuple[Soak, Path]:
-    write_fleet(folder, 0.5, 3)
+    write_fleet(folder, [(0.5, 100)] * 3)
     training = {"rounds": ROUNDS, "batch_size": 16, "max_batches": 2, "heartbeat_s": 0.5, "liveness_s": 10.0}
     spec, prepared, request = small_run(small_request(folder, training, {"name": "dtfl", "tier": 3}))
     async with session.standing_fleet(spec, shards=prepared.shards, heartbeat_s=0.5) as controller:
@@ -87,7 +87,7 @@ def main() -> None:
     figure("device rounds lost", sum(isinstance(r, DeviceOut) for r in records))
     for number, (orchestrator, agent) in watch.memory.items():
         figure(f"after round {number}: orchestrator, MB", orchestrator)
-        figure(f"after round {number}: agent of small-1, MB", agent)
+        figure(f"after round {number}: agent of d1, MB", agent)
     (orchestrator0, agent0), (orchestrator1, agent1) = watch.memory[LOOKS[0]], watch.memory[LOOKS[-1]]
     figure("orchestrator: growth, MB", orchestrator1 - orchestrator0, most=GROWTH_MB)
     figure("agent: growth, MB", agent1 - agent0, most=GROWTH_MB)

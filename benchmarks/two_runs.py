@@ -13,25 +13,25 @@ import time
 from pathlib import Path
 
 from benchmarks._figures import figure, no_fleets
+from benchmarks._runs import write_fleet
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.host.cpus import standing, taken_cpus
 
 EDGEBED = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
-PROFILE = "name: some\ncpus: {cpus}\nuplink_mbit_s: 100\ndownlink_mbit_s: 100\nmemory_mib: 1024\n"
-FLEET = "name: {name}\nbackend: local\ndevices: [{{profile: {folder}/some.yaml, count: 2}}]\n"
 EXPERIMENT = """
 name: {name}
-fleet: {folder}/{name}-fleet.yaml
+fleet: fleet.yaml
 model: {{name: resnet-tiny}}
 methods: [{{name: fedavg}}]
 training: {{rounds: 4, batch_size: 32, max_batches: 4}}
 """
 
 
-def start(folder: Path, name: str) -> subprocess.Popen[str]:
-    (folder / f"{name}-fleet.yaml").write_text(FLEET.format(name=name, folder=folder))
-    path = folder / f"{name}.yaml"
-    path.write_text(EXPERIMENT.format(name=name, folder=folder))
+def start(folder: Path, name: str, cpus: float) -> subprocess.Popen[str]:
+    folder.mkdir()
+    write_fleet(folder, [(cpus, 100)] * 2, name=name)
+    path = folder / "experiment.yaml"
+    path.write_text(EXPERIMENT.format(name=name))
     command = [*EDGEBED, "run", str(path), "--allow-uncalibrated"]
     environment = os.environ | {"EDGEBED_RUNS": str(folder / "runs")}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -41,8 +41,7 @@ def together(cpus: float) -> None:
     """Two runs of two devices of `cpus` each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "some.yaml").write_text(PROFILE.format(cpus=cpus))
-        runs = {each: start(folder, each) for each in ("first", "second")}
+        runs = {each: start(folder / each, each, cpus) for each in ("first", "second")}
         most = 0.0
         while any(run.poll() is None for run in runs.values()):
             most = max(most, taken_cpus(standing()))
