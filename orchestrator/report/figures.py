@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -217,20 +217,3 @@ FIGURES: dict[str, Callable[[Drawn], Figure]] = {
     WAITED: lambda drawn: charts.waits(drawn.summary),
 }
 """By name of OF_ONE_RUN."""
-
-
-# ---- what bounded rounds, and what devices waited for, as shares ----
-
-
-def bound_shares(summary: Summary) -> dict[str, float]:
-    """Shares of a run's rounds by kind of bound; empty where they are not known."""
-    sums = charts.seconds_by_bound(summary.bound_by.parts)
-    whole = sum(sums.values())
-    return {what: length / whole for what, length in sums.items()} if whole else {}
-
-
-def mean_shares(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over the runs that have any."""
-    known = [run for run in runs if run]
-    kinds = {kind for run in known for kind in run}
-    return {kind: sum(run.get(kind, 0.0) for run in known) / len(known) for kind in kinds}

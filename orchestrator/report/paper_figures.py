@@ -14,16 +14,16 @@ from orchestrator.records.compare.censored import curve as curve_of
 from orchestrator.records.compare.censored import times
 from orchestrator.records.compare.comparison import compare, headline
 from orchestrator.records.compare.curves import Along, band, curve
-from orchestrator.records.compare.groups import FEWEST, Estimate, Group
+from orchestrator.records.compare.groups import FEWEST, Estimate, Group, mean_by_name, mean_device
 from orchestrator.records.compare.paired import Paired, paired
 from orchestrator.records.compare.tabulate import with_interval
 from orchestrator.records.summary import Summary
-from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.drawing import bars, phases
 from orchestrator.records.words.formatting import accuracy, percent, seconds, share
 from orchestrator.records.words.palette import BOUNDS, DASHES, RUNS, WAITED_FOR, style
-from orchestrator.report.figures import bound_shares, mean_shares, paint
+from orchestrator.report.charts import seconds_by_bound
+from orchestrator.report.figures import paint
 from orchestrator.report.look import BOUND, OF_RUNS, PAIRED, REACHED, WAITED, Look, check
 from orchestrator.report.sheet import POINTS, About, Plot, beside_bars, label_x, name_rows, rows_in, write
 
@@ -97,19 +97,12 @@ def _has_data(name: str, series: Sequence[Series]) -> bool:
 
 
 def _series(summaries: Sequence[Summary], baseline: Summary | None) -> list[Series]:
-    """Groups of runs in the order of their first runs. The name of the experiment is added where two share a method,
-    and "simulated" where others are real."""
-    found = list(groups.by_key(summaries).values())
-    mixed = len({run.enforcement == SIMULATED for run in summaries}) > 1
-    names = [groups.named(runs[0]) if mixed else groups.in_setting(runs[0]) for runs in found]
-    labels = [
-        name if names.count(name) == 1 else f"{name}, {runs[0].experiment}"
-        for name, runs in zip(names, found, strict=True)
-    ]
-    pairs = {pair.method: pair for pair in paired(summaries, baseline)}
+    """Groups of runs in the order of their first runs."""
+    found, times = groups.by_key(summaries), groups.group(summaries, baseline)
+    methods, pairs = [method for _, method, *_ in found], {pair.method: pair for pair in paired(summaries, baseline)}
     return [
-        _one(label, runs, times, [other[0].method for other in found[:i]].count(runs[0].method), pairs)
-        for i, (label, runs, times) in enumerate(zip(labels, found, groups.group(summaries, baseline), strict=True))
+        _one(name, found[key], times[i], methods[:i].count(methods[i]), pairs)
+        for i, (key, name) in enumerate(groups.group_names(summaries).items())
     ]
 
 
@@ -255,19 +248,16 @@ def _paired_ratio(axes: Any, series: Sequence[Series], look: Look) -> None:
 
 def _stacked(axes: Any, series: Sequence[Series], look: Look) -> None:
     """Seconds of the mean device by what they were spent on, over the whole run, mean over the seeds."""
-    sums = {one.label: _mean_phases(one.runs) for one in series}
+    sums = {one.label: mean_by_name([mean_device(run) for run in one.runs]) for one in series}
     like = phases({name for each in sums.values() for name in each})
     paint(bars(sums, like, seconds, x="seconds until the end of the run", lines=2), axes, look)
 
 
-def _mean_phases(runs: Sequence[Summary]) -> dict[str, float]:
-    """Seconds by kind of time, mean over the devices of each run and over the runs."""
-    found: dict[str, float] = {}
-    for run in runs:
-        for device in run.devices.values():
-            for name, length in device.phase_s.items():
-                found[name] = found.get(name, 0.0) + length / len(run.devices) / len(runs)
-    return found
+def bound_shares(summary: Summary) -> dict[str, float]:
+    """Shares of a run's rounds by kind of bound; empty where they are not known."""
+    sums = seconds_by_bound(summary.bound_by.parts)
+    whole = sum(sums.values())
+    return {what: length / whole for what, length in sums.items()} if whole else {}
 
 
 def _stacked_shares(
@@ -283,7 +273,7 @@ def _stacked_shares(
     looks = {kind: (phase, words[kind]) for kind, phase in like.items()}
 
     def draw(axes: Any, series: Sequence[Series], look: Look) -> None:
-        shares = {one.label: mean_shares([of(run) for run in one.runs]) for one in series}
+        shares = {one.label: mean_by_name([found for run in one.runs if (found := of(run))]) for one in series}
         label = "share of the time of all rounds"
         paint(bars(shares, looks, percent, to=1, format="share", x=label, lines=2), axes, look)
 

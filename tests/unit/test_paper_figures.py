@@ -13,11 +13,11 @@ from PIL import Image
 from edgebed.errors import UsageError
 from orchestrator.records import types as t
 from orchestrator.records.account import summarise
+from orchestrator.records.compare.groups import mean_by_name
 from orchestrator.records.critical.bound_by import Part
 from orchestrator.records.summary import BoundBy, Summary
-from orchestrator.report.figures import bound_shares, mean_shares
 from orchestrator.report.look import PAIRED, REACHED, Look
-from orchestrator.report.paper_figures import FIGURES, plots, write_figures
+from orchestrator.report.paper_figures import FIGURES, bound_shares, plots, write_figures
 from orchestrator.report.sheet import lay_out, style
 from tests.summaries import changed
 from tests.synthetic import Synthetic
@@ -83,7 +83,7 @@ def test_shares_of_bounds_add_up_devices_and_average_runs() -> None:
     run = msgspec.structs.replace(RUNS[0], bound_by=BoundBy("", parts))
     assert bound_shares(run) == {"cpu": 0.5, "server": 0.5}
     assert bound_shares(msgspec.structs.replace(run, bound_by=BoundBy())) == {}
-    assert mean_shares([{"cpu": 1.0}, {}, {"server": 1.0}]) == {"cpu": 0.5, "server": 0.5}
+    assert mean_by_name([{"cpu": 1.0}, {"server": 1.0}]) == {"cpu": 0.5, "server": 0.5}
 
 
 def test_one_figure_goes_to_the_very_file_in_the_width_of_a_column(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ a run of an experiment did not reach its target, the means of all its groups are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -20,7 +20,7 @@ from orchestrator.records.compare.ratios import interval, student
 from orchestrator.records.summary import RoundFigures, Summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.records.words.formatting import setting_texts
-from orchestrator.records.words.vocabulary import NO_CAUSE
+from orchestrator.records.words.vocabulary import NO_CAUSE, held_by
 
 FEWEST = 3
 """Values that an interval is made of, at least. That of two would be six times as wide as their distance."""
@@ -87,6 +87,16 @@ def in_setting(summary: Summary) -> str:
 def named(summary: Summary) -> str:
     """The same, with a mark where it was simulated."""
     return f"{in_setting(summary)} (simulated)" if _simulated(summary) else in_setting(summary)
+
+
+def group_names(summaries: Sequence[Summary]) -> dict[Key, str]:
+    """By group its method; where two groups have the same, with the experiment, and then with what held the limits."""
+    mixed = len({summary.enforcement == SIMULATED for summary in summaries}) > 1  # else a note says it of all
+    found = {key: named(runs[0]) if mixed else in_setting(runs[0]) for key, runs in by_key(summaries).items()}
+    for more in ({key: key[0] for key in found}, {key: held_by(key[2]) for key in found}):
+        count = Counter(found.values())
+        found = {key: name if count[name] == 1 else f"{name}, {more[key]}" for key, name in found.items()}
+    return found
 
 
 def default_baseline(summaries: Sequence[Summary]) -> Summary:
@@ -176,6 +186,17 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, count=len(values), values=known)
     reach = student(len(values) - 1) * stdev(values) / sqrt(len(values))
     return Estimate(mean, mean - reach, mean + reach, len(values), known)
+
+
+def mean_by_name(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of several sums by name. A name that one lacks counts as 0 there."""
+    known = dict.fromkeys(name for each in sums for name in each)
+    return {name: fmean(each.get(name, 0.0) for each in sums) for name in known}
+
+
+def mean_device(run: Summary) -> dict[str, float]:
+    """Seconds of a run's mean device by what they were spent on, over all rounds."""
+    return mean_by_name([device.phase_s for device in run.devices.values()])
 
 
 def of_ratios(ratios: Sequence[float]) -> Estimate:

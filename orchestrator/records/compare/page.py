@@ -6,9 +6,7 @@ the page of `edgebed compare --html` draw this same structure (`dashboard/static
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -24,19 +22,18 @@ from orchestrator.records.compare.groups import (
     by_key,
     default_baseline,
     group,
-    in_setting,
-    named,
+    group_names,
+    mean_by_name,
+    mean_device,
     profiles,
 )
 from orchestrator.records.compare.groups import key as key_of
 from orchestrator.records.compare.paired import paired
 from orchestrator.records.summary import Summary
-from orchestrator.records.types import SIMULATED
 from orchestrator.records.words import formatting
 from orchestrator.records.words.drawing import bars, phases, six_digits, thinned
 from orchestrator.records.words.formatting import known, seconds
 from orchestrator.records.words.palette import style
-from orchestrator.records.words.vocabulary import held_by
 
 MOST_POINTS = 400
 """Points of one curve; of longer ones every n-th is drawn."""
@@ -55,7 +52,7 @@ LATER = "known when the runs are over"
 
 def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> dict[str, Any]:
     """Everything that the page shows. `baseline`: whose method is the baseline at first; None: the default one."""
-    groups, names, table = by_key(summaries), _names(summaries), compare(summaries, baseline)
+    groups, names, table = by_key(summaries), group_names(summaries), compare(summaries, baseline)
     first = key_of(baseline or default_baseline(summaries)) if summaries else None
     methods = [
         _method(names[key], runs, [other[1] for other in list(groups)[:i]].count(key[1]))
@@ -78,16 +75,6 @@ def compared(summaries: Sequence[Summary], baseline: Summary | None = None) -> d
         "paired": _paired(summaries, baseline),
         "profiles": [tabulate.profile_row(row) for row in profiles(summaries)],
     }
-
-
-def _names(summaries: Sequence[Summary]) -> dict[Key, str]:
-    """By group its method; where two groups have the same, with the experiment, and then with what held the limits."""
-    mixed = len({summary.enforcement == SIMULATED for summary in summaries}) > 1  # else a note says it of all
-    names = {key: named(runs[0]) if mixed else in_setting(runs[0]) for key, runs in by_key(summaries).items()}
-    for more in ({key: key[0] for key in names}, {key: held_by(key[2]) for key in names}):
-        count = Counter(names.values())
-        names = {key: name if count[name] == 1 else f"{name}, {more[key]}" for key, name in names.items()}
-    return names
 
 
 def _method(name: str, runs: Sequence[Summary], before: int) -> dict[str, Any]:
@@ -143,14 +130,8 @@ def _times(methods: Sequence[tuple[dict[str, Any], Group]]) -> dict[str, Any]:
 
 def _of_rounds(runs: Sequence[Summary]) -> dict[str, float]:
     """Seconds of the mean device in the mean round, by name."""
-    whole = [run for run in runs if run.rounds]
-    names = {name for run in whole for device in run.devices.values() for name in device.phase_s}
-    return {name: fmean(_of_round(run, name) for run in whole) for name in names}
-
-
-def _of_round(run: Summary, name: str) -> float:
-    seconds = [device.phase_s.get(name, 0.0) for device in run.devices.values()]
-    return sum(seconds) / len(seconds) / len(run.rounds)
+    counts = [(len(run.rounds), mean_device(run)) for run in runs if run.rounds]
+    return mean_by_name([{name: length / count for name, length in spent.items()} for count, spent in counts])
 
 
 def _table(summaries: Sequence[Summary], baseline: Summary | None, names: dict[Key, str]) -> list[list[str]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 from typing import Any, TextIO
 
-from orchestrator.records.compare.groups import FEWEST, Estimate, Group, ProfileRow, by_key, named
+from orchestrator.records.compare.groups import FEWEST, Estimate, Group, ProfileRow, by_key, mean_by_name, named
 from orchestrator.records.compare.paired import Paired
 from orchestrator.records.critical.bound_by import sentence, together, waits_text
 from orchestrator.records.summary import Summary
@@ -53,7 +52,7 @@ def sentences(summaries: Sequence[Summary]) -> list[str]:
     for runs in by_key(summaries).values():
         parts = together(part for run in runs for part in run.bound_by.parts)
         waits = [run.wait_share_mean for run in runs if run.wait_share_mean]
-        waited = waits_text({cause: fmean(each.get(cause, 0.0) for each in waits) for each in waits for cause in each})
+        waited = waits_text(mean_by_name(waits))
         bound_by = f"bound by {sentence(parts)}" if parts else ""
         texts = filter(None, (bound_by, f"devices waited for {waited}" if waited else ""))
         told.append(f"{named(runs[0])}: {'; '.join(texts) or 'what bounded its rounds is not known'}.")
