@@ -1,4 +1,4 @@
-"""Rows of a table of one's own: a CSV or Parquet file, one column of which is to be told from the others."""
+"""Rows of a table of one's own: a CSV or Parquet file, one column of which is predicted from the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Table(DataSet):
 
     class Options(Subset, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path: str  # relative to the folder of data sets
-        target: str  # the column to be told
+        target: str  # the column to predict
         test_share: Share = 0.2
 
     options: Options

@@ -20,7 +20,7 @@ MOST_CHARACTERS = 10_000
 
 class Text(DataSet):
     name = "text"
-    summary = "a plain text file; the next character is to be told"
+    summary = "a plain text file; the next character is predicted"
 
     class Options(Subset, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path: str  # relative to the folder of data sets
