@@ -284,7 +284,7 @@ class SimulatedFleet(RunFleet):
             self.record(DeviceLeft(now_ns(), device, why))
 
     def _hear_again(self, name: str) -> None:
-        """A device whose agent went on without us is back."""
+        """A device is back: its agent went on without us, or is a new one."""
         self._silent.discard(name)
         self._away.discard(name)
         self._join(name, again=True)
@@ -309,10 +309,7 @@ class SimulatedFleet(RunFleet):
     def _return(self, name: str) -> None:
         self._incarnations[name] += 1
         self.devices[name].restart_phases()
-        self._away.discard(name)
-        self._join(name, again=True)
-        self.record(self._limits_set(now_ns(), name, "rejoin", None))
-        self._back.set()
+        self._hear_again(name)
 
     # ---- records ----
 
