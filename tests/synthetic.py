@@ -10,7 +10,7 @@ import msgspec
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.piece_times import Phase
 from orchestrator.records import types as t
-from orchestrator.records.server_records import ServerStep
+from orchestrator.records.host_records import ServerStep
 
 MS = 1_000_000
 START = 10_000 * MS

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
+import ipaddress
 import os
 import secrets
 import socket
@@ -14,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.link.sockets import allow_connections
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT
 from orchestrator.boards import https
-from orchestrator.boards.addresses import LOOPBACK, all_names, lacking, main_address
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
@@ -29,7 +30,41 @@ from orchestrator.boards.release import Releasing
 from orchestrator.boards.service_folder import Live, ServiceFolder, Where, write_secret
 from orchestrator.boards.tls_broker import Files, TlsBroker
 from orchestrator.broker.mosquitto import binary, flaws
+from orchestrator.fleet.network.netns import HOST_END
 from orchestrator.fleet.ownership import OwnedFolder, this_process
+
+LOOPBACK = "127.0.0.1"
+
+
+def main_address() -> str:
+    """Of the route to other networks; loopback without one. A connection of UDP sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737)
+            return str(sock.getsockname()[0])
+        except OSError:
+            return LOOPBACK
+
+
+def all_names(hosts: Sequence[str]) -> list[str]:
+    """For the server's certificate: `hosts`, this host's name, and all its addresses but those of fleets' links."""
+    rows = [row for name, rows in psutil.net_if_addrs().items() if not HOST_END.match(name) for row in rows]
+    found = [row.address.split("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6)]
+    return list(dict.fromkeys([*hosts, socket.gethostname(), "localhost", *found]))
+
+
+def lacking(certified: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names that the certificate lacks. Link-local addresses do not count: every new interface has one, also those
+    that fleets make."""
+    return [name for name in names if name not in certified and not _link_local(name)]
+
+
+def _link_local(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_link_local
+    except ValueError:
+        return False
+
 
 LOOK_S = 0.2
 """How often the registry's file is looked at: a revocation is in force so much later at most."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 import msgspec
 import psutil
 
 from edgebed.limits.cpu_quota import PERIOD_US
 from edgebed.link import link_probe
+from edgebed.link.probe_server import ProbeServer
 from edgebed.wire.messages import Probe, ProbeResult
 from orchestrator.calibration import verdicts
-from orchestrator.calibration.far_end import far_ends
 from orchestrator.calibration.probing import Prober, ask, move
 from orchestrator.calibration.verdicts import Context, Item
 from orchestrator.fleet.base import Backend, Held
 from orchestrator.fleet.host.cores import Disturbance, HostWatch, tick_s, usable_cores
-from orchestrator.fleet.many_hosts import ProbePeer
+from orchestrator.fleet.many_hosts import ManyHosts, ProbePeer
+from orchestrator.fleet.mixed import MixedBackend
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.records.types import Calibrated
 
@@ -217,3 +219,22 @@ class Bench:
         held: Held = await self._backend.held(device)
         cores = held.cores or self._cores
         return Context(device, self._limits[device], held, cores, time.monotonic_ns(), self._tick_s, self._ceilings)
+
+
+@contextlib.asynccontextmanager
+async def far_ends(backend: Backend, devices: Collection[str]) -> AsyncIterator[Mapping[str, ProbePeer]]:
+    """By device. In this process they listen on this host's ends of the devices' links."""
+    if isinstance(backend, MixedBackend):
+        ends: dict[str, ProbePeer] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            for each in dict.fromkeys(map(backend.of, devices)):
+                names = [device for device in devices if backend.of(device) is each]
+                ends |= await stack.enter_async_context(far_ends(each, names))
+            yield ends
+    elif isinstance(backend, ManyHosts):
+        async with backend.far_ends() as theirs:
+            yield theirs
+    else:
+        outside = {backend.host_of(device) for device in devices if not backend.pins(device)}
+        async with ProbeServer((backend.host_of(device) for device in devices), outside) as server:
+            yield dict.fromkeys(devices, server)

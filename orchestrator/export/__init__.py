@@ -1,1 +1,17 @@
 """Writes a run in the formats of other tools, from its records alone. One module per format."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from edgebed.errors import UsageError
+
+
+def load(module: str, wanted: str) -> Any:
+    """The module. Raises UsageError if it is not installed. `wanted`: what needs it, for the message."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        hint = "pip install './edgebed-VERSION-py3-none-any.whl[export]'"
+        raise UsageError(f"{wanted} needs {module.partition('.')[0]}: {error}", hint=hint) from None

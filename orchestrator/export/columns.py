@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import printable
-from orchestrator.export.extras import load
+from orchestrator.export import load
 from orchestrator.records import types as t
 from orchestrator.records.compare.tabulate import write_rows
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgebed.errors import UsageError
-from orchestrator.export.extras import load
+from orchestrator.export import load
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.timeline.timeline import OF_A_TASK, RoundTimeline, timelines
 

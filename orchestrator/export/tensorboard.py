@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.export.extras import load
+from orchestrator.export import load
 from orchestrator.records.summary import Summary
 
 Point = tuple[str, float, int, float]

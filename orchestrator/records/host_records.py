@@ -1,4 +1,5 @@
-"""Records of the host and of the nodes of a Swarm in a round, and of what the sensors of boards read. Pure."""
+"""Records of what was done on hosts: by the host and the nodes of a Swarm in a round, by the server for it, for served
+requests (early exits), and what the sensors of boards read. Pure."""
 
 from __future__ import annotations
 
@@ -47,3 +48,72 @@ class BoardReadings(msgspec.Struct, frozen=True, gc=False, tag="board_readings")
     device: str
     incarnation: str
     readings: tuple[BoardReading, ...]
+
+
+class Spent(msgspec.Struct, frozen=True, gc=False):
+    """What a paced server spent on a piece of its work: CPU seconds of this host, the samples that it trained on, CPU
+    seconds on the reference to which it is held, by the origin of their costs ({}: to none), and by how many seconds
+    the piece ended late."""
+
+    cpu_s: float
+    samples: int = 0
+    reference_s: dict[str, float] = {}
+    late_s: float = 0.0
+
+
+class ServerStep(msgspec.Struct, frozen=True, gc=False, tag="server_step"):
+    """One step of a server half, with the batch it used. `ready_ns`: the half had all that it needed, so what follows
+    is the wait for a slot; 0: an older version wrote it. `spent`: None where the server has no CPUs of its own."""
+
+    start_ns: int
+    end_ns: int
+    round: int
+    devices: tuple[str, ...]
+    batch: int
+    ready_ns: int = 0
+    spent: Spent | None = None
+
+
+class HalfWork(msgspec.Struct, frozen=True, gc=False, tag="half_work"):
+    """What the server did for the halves of these devices beside their steps: `make` all halves of a round, or `read`
+    the weights of one that has made its steps, with the wait for a slot."""
+
+    start_ns: int
+    end_ns: int
+    round: int
+    what: str
+    devices: tuple[str, ...]
+    spent: Spent | None = None  # None: the server has no CPUs of its own
+
+
+class Hop(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request at one node, on the orchestrator's clock. It waits for the node's downlink from `queued_ns` (all of it
+    was here), was on the node at `delivered_ns`, was begun at `began_ns` and decided at `done_ns`; at a leaf the first
+    two are its arrival. Bytes are frames that brought it and that took it on."""
+
+    node: str
+    queued_ns: int
+    delivered_ns: int
+    began_ns: int
+    done_ns: int
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
+class Served(msgspec.Struct, frozen=True, gc=False, tag="served"):
+    """A request was answered. It arrived at `hops[0].queued_ns` and was answered at `hops[-1].done_ns`."""
+
+    at_ns: int  # the answer was here
+    request: int
+    exit: int
+    right: bool
+    hops: tuple[Hop, ...]
+
+
+class RequestsLost(msgspec.Struct, frozen=True, tag="requests_lost"):
+    """Requests that will not be answered, because of what happened to `node`."""
+
+    at_ns: int
+    node: str
+    requests: tuple[int, ...]
+    why: str

@@ -20,8 +20,7 @@ from edgebed.wire.piece_times import Phase
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
 from orchestrator.records.board_marks import SETTINGS, BoardMark, Slowed, extend, marks_of
-from orchestrator.records.host_records import BoardReadings, HostRound
-from orchestrator.records.server_records import HalfWork, ServerStep
+from orchestrator.records.host_records import BoardReadings, HalfWork, HostRound, ServerStep
 
 FOREVER = 1 << 62
 """A time that never comes, in nanoseconds."""

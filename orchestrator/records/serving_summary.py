@@ -10,9 +10,9 @@ from statistics import mean
 from typing import Any
 
 from edgebed.errors import UsageError
+from orchestrator.records.host_records import Hop, RequestsLost, Served
 from orchestrator.records.live.summing import percentile
 from orchestrator.records.run_index import RoundFacts, RunFacts
-from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.timeline.in_quota import counted
 from orchestrator.records.types import Record
 

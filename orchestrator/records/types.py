@@ -15,9 +15,7 @@ import msgspec
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.piece_times import Phase
 from orchestrator.records.board_marks import BoardMark
-from orchestrator.records.host_records import BoardReadings, HostRound
-from orchestrator.records.server_records import HalfWork, ServerStep
-from orchestrator.records.serving_records import RequestsLost, Served
+from orchestrator.records.host_records import BoardReadings, HalfWork, HostRound, RequestsLost, Served, ServerStep
 
 SIMULATED = "simulated"
 """What `RunStarted.backend` and `RunStarted.enforcement` say of a simulation."""

@@ -26,8 +26,8 @@ from orchestrator.records.words import palette
 from orchestrator.records.words.formatting import number, percent, seconds, size
 from orchestrator.records.words.vocabulary import CALIBRATION, HELD, OF_HOST, for_page, held_by_boards, origins_text
 from orchestrator.report import charts, tables
-from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
 from orchestrator.report.charts import Figure
+from orchestrator.report.tables import BOARD_COLUMNS, board_rows
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
 """Style and scripts of the live page, put into one file: a page of the report needs no server."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from edgebed.device.phases import OWN_WORK
 from orchestrator.records import types as t
+from orchestrator.records.board_marks import MARKS
 from orchestrator.records.critical.bound_by import RoundBounds, waits_text
 from orchestrator.records.critical.critical_path import LEAST
 from orchestrator.records.critical.stragglers import CAUSES, whole_run
@@ -15,6 +18,7 @@ from orchestrator.records.critical.whatif import Saving
 from orchestrator.records.run_index import RunFacts, Session
 from orchestrator.records.summary import DeviceFigures, RoundFigures, Summary
 from orchestrator.records.timeline import events
+from orchestrator.records.timeline.board import clock_words
 from orchestrator.records.timeline.limits_in_force import changes
 from orchestrator.records.words import vocabulary
 from orchestrator.records.words.formatting import (
@@ -331,3 +335,51 @@ def _changed(rows: list[list[str]]) -> str:
     at, number, device, before, after, _ = rows[0]
     some = f"{device} went from {before} to {after} at {at} (round {number})"
     return f"{len(rows)} changes of a profile; the first: {some}."
+
+
+BOARD_COLUMNS = (
+    "board",
+    "model",
+    "kernel",
+    "torch",
+    "power mode",
+    "clock",
+    "sensors",
+    "hottest",
+    "rounds with marks",
+    "energy per round",
+    "in all rounds",
+)
+"""Heads of the rows of boards."""
+
+
+def board_rows(summary: Summary) -> list[list[str]]:
+    """What the real boards said of themselves, and what their sensors read over all rounds."""
+    return [_board_row(name, facts, summary.devices[name]) for name, facts in summary.boards.items()]
+
+
+def _board_row(name: str, facts: dict[str, str], device: DeviceFigures) -> list[str]:
+    hottest = max((each for each in device.board_celsius if each is not None), default=None)
+    marks = [each for each in device.board_marks if each is not None]
+    joules = [each for each in device.joules if each is not None]
+    torch = " ".join(facts[key] for key in ("torch", "torch_build", "torch_simd") if key in facts)
+    return [
+        name,
+        facts.get("board", NONE),
+        facts.get("kernel", NONE),
+        torch or NONE,
+        facts.get("power_mode", NONE),
+        clock_words(facts),
+        facts.get("sensors", NONE),
+        known(hottest, lambda celsius: f"{celsius:.0f} °C"),
+        _marked(marks) if marks else NONE,
+        f"{number(median(joules))} J" if joules else NONE,
+        f"{number(sum(joules))} J" if joules else NONE,
+    ]
+
+
+def _marked(marks: Sequence[Sequence[str]]) -> str:
+    """In how many rounds a board was slowed down or changed, and by what."""
+    by = {mark: sum(mark in each for each in marks) for mark in MARKS}
+    words = [f"{mark.replace('_', ' ')} {count}" for mark, count in by.items() if count]
+    return f"{', '.join(words) or 'none'} of {len(marks)}"

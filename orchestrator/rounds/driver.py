@@ -27,7 +27,7 @@ from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, 
 from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.interfaces import Sender
-from orchestrator.records.server_records import HalfWork, ServerStep
+from orchestrator.records.host_records import HalfWork, ServerStep
 from orchestrator.records.types import (
     DeviceOut,
     Fault,

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import msgspec
 
 from orchestrator.records import types as t
-from orchestrator.records.shown.failures import failure_line
+from orchestrator.records.shown.loglines import failure_line
 from orchestrator.records.words.formatting import accuracy
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress

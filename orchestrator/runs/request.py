@@ -12,7 +12,7 @@ import msgspec
 from edgebed.models.staged import Weights
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Experiment, Setting
-from orchestrator.records.shown.failures import failure_line, scenario_line
+from orchestrator.records.shown.loglines import failure_line, scenario_line
 from orchestrator.records.timeline.disturbance import disturbed_line
 from orchestrator.records.types import Record
 from orchestrator.records.words.formatting import accuracy

@@ -27,7 +27,7 @@ from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, 
 from edgebed.wire.settings import Codec
 from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s
-from orchestrator.records.serving_records import Hop, RequestsLost, Served
+from orchestrator.records.host_records import Hop, RequestsLost, Served
 from orchestrator.records.types import (
     DeviceDone,
     DeviceOut,

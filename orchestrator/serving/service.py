@@ -20,10 +20,10 @@ from orchestrator.files.output import replace, try_folder
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
+from orchestrator.records.host_records import Served
 from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
-from orchestrator.records.serving_records import Served
 from orchestrator.records.serving_summary import summarise_serving
 from orchestrator.records.types import (
     ClockOffset,

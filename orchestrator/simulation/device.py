@@ -23,8 +23,8 @@ from edgebed.wire.piece_times import Phase
 from orchestrator.fleet.control.run_fleet import RunFleet
 from orchestrator.fleet.spec.profile import Limits
 from orchestrator.simulation.costs import CostModel
-from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import Arrival, LinkCost, Pipe, wire_bytes
+from orchestrator.simulation.pace import Cpu
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 
 T = TypeVar("T")

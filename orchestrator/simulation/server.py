@@ -12,7 +12,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Simulation
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 from orchestrator.simulation.costs import CostModel
 from orchestrator.training.server import ServerTrainer, Step, step_pieces
 

@@ -29,7 +29,7 @@ from edgebed.models.staged import Weights
 from edgebed.plugin_code import read_plugins, use
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Optimizer
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.copies import from_copy

@@ -13,7 +13,7 @@ from edgebed.methods.parts.evaluation import Score
 from edgebed.pacing import LATE_S
 from edgebed.wire.messages import Cost
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 
 COPY = "copy"
 """Name of a pickle (`copies.copy_of`) among the tensors of the group of the same name."""

@@ -30,7 +30,7 @@ from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.child import READY

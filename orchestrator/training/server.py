@@ -28,7 +28,7 @@ from edgebed.methods.parts.shared_half import LOWER
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.clock import now_ns
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 
 NICENESS = 10
 

@@ -11,7 +11,7 @@ import msgspec
 from edgebed.device.pieces import BY_INDEX
 from edgebed.pacing import Pacer
 from edgebed.wire.messages import Assignment, Cost
-from orchestrator.records.server_records import Spent
+from orchestrator.records.host_records import Spent
 from orchestrator.training.orders import Settle
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from orchestrator.references.work_laws import BatchLaw, WorkLaws
 from orchestrator.runs import platform, session
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.resume import resume_request
-from orchestrator.simulation import choose_costs
+from orchestrator.simulation import context
 from orchestrator.simulation.run import SimulationRequest, resumed, simulate
 
 
@@ -51,7 +51,7 @@ def measure_as(speed: float) -> None:
         _measure_server = _measure_device
 
     platform.profile_cuts = profile  # type: ignore[assignment]
-    choose_costs.WorkLaws = Timed  # type: ignore[attr-defined]
+    context.WorkLaws = Timed  # type: ignore[attr-defined]
 
 
 def main(file: Path) -> None:

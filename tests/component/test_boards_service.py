@@ -27,7 +27,7 @@ from edge_agent.board.keystore import JoinedService, Keystore
 from edge_agent.board.standby import Standby
 from edgebed.errors import FileError, LinkError
 from edgebed.wire.boards import Join
-from orchestrator.boards import addresses, service
+from orchestrator.boards import service
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.enrolment import RENEW_PAUSE_S, Enrolment
@@ -111,7 +111,7 @@ async def test_an_address_that_comes_late_is_certified_and_drops_nobody(
     """As when the service started before the network."""
     late = "127.0.0.2"
     there = {"lo": [SimpleNamespace(family=socket.AF_INET, address=HOST)]}
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: there)
+    monkeypatch.setattr(service.psutil, "net_if_addrs", lambda: there)
     monkeypatch.setattr(service, "main_address", lambda: there["lo"][-1].address)
     monkeypatch.setattr(service, "ADDRESSES_S", 0.1)
     lab = Lab(tmp_path)

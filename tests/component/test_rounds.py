@@ -40,7 +40,7 @@ from edgebed.wire.settings import Codec
 from edgebed.wire.topics import Topics
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec
-from orchestrator.records.shown.failures import failure_line
+from orchestrator.records.shown.loglines import failure_line
 from orchestrator.records.types import (
     DeviceOut,
     DevicePhases,

@@ -21,7 +21,7 @@ from edgebed.wire.settings import Arrivals, Codec
 from edgebed.wire.topics import ORCHESTRATOR
 from orchestrator.experiment import Experiment
 from orchestrator.fleet.spec.profile import FleetSpec
-from orchestrator.records.serving_records import RequestsLost, Served
+from orchestrator.records.host_records import RequestsLost, Served
 from orchestrator.records.types import DeviceDone, DeviceOut, ReplyDelivered, TaskDelivered, TaskSent, UploadReceived
 from orchestrator.serving.deploy import most_bytes
 from orchestrator.serving.router import AHEAD, Post, Router

@@ -15,7 +15,7 @@ from orchestrator.fleet.spec.profile import Limits, ProfileSpec
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import sort
-from orchestrator.records.shown.failures import scenario_line
+from orchestrator.records.shown.loglines import scenario_line
 from orchestrator.records.timeline.limits_in_force import LimitsInForce
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
@@ -30,8 +30,8 @@ from orchestrator.records.types import (
 from orchestrator.scenario.agenda import Scenario
 from orchestrator.scenario.spec import ScenarioEvent
 from orchestrator.scenario.traces import Sample, trace_of
-from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost, Pipe
+from orchestrator.simulation.pace import Cpu
 from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.component._fleet import training
 from tests.component._simulated import Played, play

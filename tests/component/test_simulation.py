@@ -19,8 +19,8 @@ from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment, Header, Task
 from orchestrator.experiment import SimulatedFault
 from orchestrator.fleet.spec.profile import Limits, ProfileSpec
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.run_index import sort
-from orchestrator.records.server_records import ServerStep
 from orchestrator.records.timeline.timeline import timelines
 from orchestrator.records.types import (
     DeviceJoined,

@@ -22,8 +22,8 @@ from edgebed.errors import CalibrationError
 from orchestrator import cli as command_line
 from orchestrator.calibration.calibrate import Calibration
 from orchestrator.experiment import Environment, load
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.reader import read
-from orchestrator.records.server_records import ServerStep
 from orchestrator.records.types import (
     Calibrated,
     DeviceOut,

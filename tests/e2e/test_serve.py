@@ -18,8 +18,8 @@ from edgebed.models.staged import MODELS, seeded
 from edgebed.wire.settings import LearningTask
 from orchestrator.experiment import load
 from orchestrator.fleet.spec.profile import load_fleet
+from orchestrator.records.host_records import Served
 from orchestrator.records.reader import read
-from orchestrator.records.serving_records import Served
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
 from orchestrator.runs.folder import RunFolder, resolved

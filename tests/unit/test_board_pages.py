@@ -21,7 +21,7 @@ from orchestrator.records.run_index import sort
 from orchestrator.records.shown.over_time import OverTime, of_state
 from orchestrator.records.timeline.board import board_row, clock_words, frequency
 from orchestrator.records.timeline.events import unplanned
-from orchestrator.report.board_tables import BOARD_COLUMNS, board_rows
+from orchestrator.report.tables import BOARD_COLUMNS, board_rows
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
 from tests import board_run
 from tests.synthetic import Synthetic

@@ -21,12 +21,12 @@ from orchestrator.records.compare.curves import curve
 from orchestrator.records.compare.page import compared
 from orchestrator.records.critical.bound_by import more_words
 from orchestrator.records.critical.stragglers import standing_out
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.live.reducer import Rewound, reduce
 from orchestrator.records.live.run_state import PATIENCE, RunState
 from orchestrator.records.live.summing import summary_of
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import RoundFacts, sort
-from orchestrator.records.server_records import ServerStep
 from orchestrator.records.summary import Summary
 from tests import board_run
 from tests.synthetic import FLEET, MS, WEAK, WEIGHTS, Speed, Synthetic, overlapping

@@ -16,7 +16,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Header, Report, Task, Update, Upload
 from edgebed.wire.settings import Codec
-from orchestrator.records.server_records import ServerStep
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.settings import RoundSettings

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from edgebed.errors import UsageError
 from orchestrator.cli import export
+from orchestrator.export import load
 from orchestrator.export.columns import tables, write_csv, write_parquet
-from orchestrator.export.extras import load
 from orchestrator.export.spans import write_spans
 from orchestrator.export.tensorboard import write_tensorboard
 from orchestrator.records import types as t

@@ -13,11 +13,10 @@ from edgebed.errors import UsageError
 from orchestrator.cli.live import MOST_DEVICES, share, view
 from orchestrator.cli.run import watching
 from orchestrator.records import types as t
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.live.reducer import reduce
 from orchestrator.records.live.run_state import RunState
-from orchestrator.records.server_records import ServerStep
-from orchestrator.records.shown.failures import failure_line
-from orchestrator.records.shown.loglines import LogLines
+from orchestrator.records.shown.loglines import LogLines, failure_line
 from orchestrator.runs.session import Watch
 from tests.synthetic import Speed, Synthetic
 

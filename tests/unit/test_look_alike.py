@@ -24,8 +24,7 @@ from orchestrator.look_alike.figures import (
 )
 from orchestrator.look_alike.measure import spread_cuts
 from orchestrator.records.account import summarise
-from orchestrator.records.compare.comparison import compare
-from orchestrator.records.compare.look_alikes import look_alike_notes, ran_on
+from orchestrator.records.compare.comparison import compare, look_alike_notes, ran_on
 from orchestrator.records.summary import Summary
 from tests.summaries import changed
 from tests.synthetic import Synthetic

@@ -11,7 +11,7 @@ import pytest
 
 from edgebed.limits.spec import Limits
 from edgebed.wire.messages import Assignment, Configure
-from orchestrator.calibration.far_end import far_ends
+from orchestrator.calibration.calibrate import far_ends
 from orchestrator.fleet.base import Enforcement
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.many_hosts import FarEnds, NodeReading, ProbePeer, TlsListener

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from edgebed.errors import FileError, RunError, UsageError
 from edgebed.wire.reading import BoardReading
 from orchestrator.records import types as t
-from orchestrator.records.host_records import BoardReadings
+from orchestrator.records.host_records import BoardReadings, HalfWork, Hop, RequestsLost, Served
 from orchestrator.records.reader import decode, read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.run_index import sort
-from orchestrator.records.server_records import HalfWork
-from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from tests.synthetic import Synthetic
 
 RECORDS = Synthetic(rounds=2).records

@@ -15,8 +15,8 @@ from edgebed.methods.base import RESOLVES
 from edgebed.wire.messages import Assignment
 from edgebed.wire.piece_times import PieceTimes
 from edgebed.wire.settings import Augment, Codec, Optimizer
+from orchestrator.records.host_records import HalfWork, ServerStep, Spent
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.server_records import HalfWork, ServerStep, Spent
 from orchestrator.records.types import Record, RoundStarted, RunStarted
 from orchestrator.references.layer_costs import BACKWARD, ELEMENTWISE, LAST, LINEAR, UPDATE, WidthLaw
 from orchestrator.references.lines import line_through

@@ -6,8 +6,8 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.wire.messages import Assignment
+from orchestrator.records.host_records import Hop, RequestsLost, Served
 from orchestrator.records.run_index import sort
-from orchestrator.records.serving_records import Hop, RequestsLost, Served
 from orchestrator.records.serving_summary import most_waiting, summarise_serving
 from orchestrator.records.types import (
     DeviceInfo,

@@ -40,11 +40,10 @@ from orchestrator.simulation.batched import (
     row_bytes,
     saved_bytes,
 )
-from orchestrator.simulation.choose_costs import cost_model, wanted_reference
-from orchestrator.simulation.context import accelerator_named
+from orchestrator.simulation.context import accelerator_named, cost_model, wanted_reference
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.cpu import Cpu
 from orchestrator.simulation.link import LinkCost, Pipe
+from orchestrator.simulation.pace import Cpu
 from orchestrator.simulation.paper_costs import FlopCosts, OperationCosts
 from orchestrator.simulation.pool import HalfPool
 from orchestrator.simulation.surrogate import ModelPair, surrogate_costs

@@ -16,8 +16,8 @@ from orchestrator.fleet.spec.profile import FleetSpec, load_fleet, unlimited
 from orchestrator.fleet.spec.speed import UNMEASURED
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
+from orchestrator.records.host_records import HalfWork, ServerStep, Spent
 from orchestrator.records.run_index import sort
-from orchestrator.records.server_records import HalfWork, ServerStep, Spent
 from orchestrator.records.timeline.held import HeldTask, by_origin, late_rounds
 from orchestrator.records.types import DeviceDone, Record, RunFinished, RunStarted, UpdateReceived
 from orchestrator.references.recording import record

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis import tables
-from orchestrator.analysis.time_axis import TimeAxis
+from orchestrator.analysis.tables import TimeAxis
 from orchestrator.records.account import explained_summary, whole
 from orchestrator.records.live.run_state import RunState
 from tests.synthetic import BATCHES, FEATURES, MS, STRONG, WEAK, WEIGHTS, Synthetic, overlapping

@@ -14,8 +14,8 @@ from orchestrator.records.account import summarise
 from orchestrator.records.critical.critical_path import Paths
 from orchestrator.records.critical.event_graph import Bound
 from orchestrator.records.critical.whatif import LINKS, Faster, saved_ns
+from orchestrator.records.host_records import HalfWork, ServerStep
 from orchestrator.records.run_index import RunFacts, sort
-from orchestrator.records.server_records import HalfWork, ServerStep
 from orchestrator.records.summary import Savings
 from orchestrator.records.timeline.timeline import timelines
 from tests.synthetic import FLEET, MS, Speed, Synthetic, overlapping

@@ -24,8 +24,7 @@ from orchestrator.files.shared_lock import shared_lock
 from orchestrator.fleet import leftovers, ownership
 from orchestrator.fleet.base import ALONE, INSTRUCTIONS, Enforcement, Held
 from orchestrator.fleet.host.checkup import HostNeeds
-from orchestrator.fleet.local.privileges import kernel_obstacle, may_mount
-from orchestrator.fleet.local.processes import set_stopped, use_of
+from orchestrator.fleet.local.processes import kernel_obstacle, may_mount, set_stopped, use_of
 from orchestrator.fleet.local.users import Users, closed_to_others
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.named import NamedBackend, Opening

@@ -1,4 +1,4 @@
-"""Processes of this host: what one has used; stops them, and lets them go on."""
+"""Processes of this host: what this one may do for local agents, what one has used; stops them, and lets them go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from edgebed.errors import FleetError
+from edgebed.errors import FleetError, LimitError
+from edgebed.limits.cgroups import version_of
+from edgebed.limits.shell import missing_tools
 
 PATIENCE_S = 5.0
 """A process in a system call that cannot be interrupted stops only after it."""
@@ -55,3 +57,25 @@ def use_of(pid: int | None) -> tuple[float, float]:
         return times.user + times.system, process.memory_info().rss / 2**20
     except psutil.Error:
         return 0.0, 0.0
+
+
+CAP_SYS_ADMIN = 21
+
+
+def kernel_obstacle() -> str:
+    """Why this process cannot limit other processes through the kernel; empty if it can."""
+    if os.geteuid() != 0:
+        return "not root"
+    if missing := missing_tools("ip", "tc", "nsenter"):
+        return f"no {', '.join(missing)} (apt-get install iproute2 util-linux)"
+    try:
+        version_of()
+    except LimitError as error:
+        return str(error)
+    return ""
+
+
+def may_mount() -> bool:
+    """Whether this process may make mounts and PID namespaces. Root in a container without CAP_SYS_ADMIN may not."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return bool(int(fields["CapEff"], 16) & 1 << CAP_SYS_ADMIN)

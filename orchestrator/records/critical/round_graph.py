@@ -20,9 +20,9 @@ from orchestrator.records import types as t
 from orchestrator.records.critical.device_jobs import DeviceJobs
 from orchestrator.records.critical.event_graph import Bound, EventGraph, Parts, Plan, whole
 from orchestrator.records.critical.round_jobs import HOST, SERVER, TURN, Jobs, SessionFacts
+from orchestrator.records.host_records import ServerStep
 from orchestrator.records.older_words import limit_of
 from orchestrator.records.run_index import RoundFacts
-from orchestrator.records.server_records import ServerStep
 from orchestrator.records.timeline.timeline import RoundTimeline
 
 NO_FACTS = "its records are of an older version and do not say when the server half could begin"
