@@ -95,16 +95,14 @@ class Small(NamedTuple):
     request: session.Request
 
 
-def write_fleet(
-    folder: Path, devices: Sequence[tuple[float, float]], backend: str = "local", name: str = "few"
-) -> Path:
+def write_fleet(folder: Path, devices: Sequence[tuple[float, float]], backend: str = "local") -> Path:
     """Writes `folder`/fleet.yaml: the devices d1, d2, … with these CPUs and Mbit/s, each way."""
     for cpus, rate in set(devices):
         rates = f"uplink_mbit_s: {rate:g}\ndownlink_mbit_s: {rate:g}\nmemory_mib: 1024\n"
         (folder / f"{cpus:g}-{rate:g}.yaml").write_text(f"name: cpu{cpus:g}-at{rate:g}\ncpus: {cpus:g}\n{rates}")
     rows = [f"{{profile: {cpus:g}-{rate:g}.yaml, name: d{i}}}" for i, (cpus, rate) in enumerate(devices, 1)]
     path = folder / "fleet.yaml"
-    path.write_text(f"name: {name}\nbackend: {backend}\ndevices: [{', '.join(rows)}]\n")
+    path.write_text(f"name: few\nbackend: {backend}\ndevices: [{', '.join(rows)}]\n")
     return path
 
 

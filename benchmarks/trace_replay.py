@@ -18,6 +18,7 @@ import threading
 import time
 
 from benchmarks._figures import figure, skip
+from edgebed.wire.frames import WIRE_SHARE
 from orchestrator.fleet.network import netns
 from orchestrator.fleet.network.netlink import in_netns
 from orchestrator.fleet.network.subnets import LOCAL_POOL, free_subnets, host_networks
@@ -25,8 +26,6 @@ from orchestrator.fleet.spec.profile import Limits
 from orchestrator.scenario.traces import Playback, Trace, parse_csv
 
 SECONDS, SEED = 60, 7
-PAYLOAD = 1448 / 1514
-"""TCP payload of a full Ethernet frame with time stamps."""
 MANY, CHANGES = 200, 3
 OFTEN_S = 0.01
 
@@ -137,7 +136,7 @@ def report(name: str, flow: Flow, steps: list[tuple[float, float]], begin_s: flo
     for (at_s, rate), end_s in zip(steps, ends, strict=True):
         if end_s - at_s >= 0.9:
             goodput = flow.between(begin_s + at_s, begin_s + end_s) * 8 / (end_s - at_s) / 1e6
-            errors.append(goodput / (rate * PAYLOAD) - 1)
+            errors.append(goodput / (rate * WIRE_SHARE) - 1)
     worst = max(errors, key=abs)
     figure(f"{name}: median |goodput ÷ trace - 1|", statistics.median(map(abs, errors)), most=0.05)
     figure(f"{name}: worst, of {len(errors)} seconds", abs(worst), note=f"{worst:+.1%}")
