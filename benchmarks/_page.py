@@ -8,21 +8,30 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
 
-def with_browser() -> None:
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def with_browser() -> None:
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
         print("ready", flush=True)
         for line in sys.stdin:
             page.goto(line.strip() or "about:blank")
-        browser.close()
 
 
 def with_client() -> None:

@@ -20,6 +20,7 @@ import httpx
 import msgspec
 
 from benchmarks._figures import figure, progress, skip
+from benchmarks._page import browser
 from orchestrator.dashboard.serve import PageAddress
 from orchestrator.dashboard.subprocess_server import page_beside
 from orchestrator.dashboard.tail import RecordTail, refresh
@@ -89,11 +90,8 @@ def with_client(address: str, run: str) -> float:
 
 def with_browser(address: str, run: str) -> float:
     """Seconds from navigation until figures, fleet and curves are drawn."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
         start = time.perf_counter()
         page.goto(f"{address}#/run/{run}")
         page.wait_for_function(
@@ -104,9 +102,7 @@ def with_browser(address: str, run: str) -> float:
             timeout=60_000,
         )
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        seconds = time.perf_counter() - start
-        browser.close()
-    return seconds
+        return time.perf_counter() - start
 
 
 def main() -> None:

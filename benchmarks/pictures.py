@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from benchmarks._figures import figure, progress, skip
+from benchmarks._page import browser
 from benchmarks._paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -74,16 +74,6 @@ def page_of(runs: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-@contextmanager
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 def take(chromium: Any, address: str, runs: Path) -> None:
