@@ -99,7 +99,7 @@ def _has_data(name: str, series: Sequence[Series]) -> bool:
 def _series(summaries: Sequence[Summary], baseline: Summary | None) -> list[Series]:
     """Groups of runs in the order of their first runs."""
     found, times = groups.by_key(summaries), groups.group(summaries, baseline)
-    methods, pairs = [method for _, method, *_ in found], {pair.method: pair for pair in paired(summaries, baseline)}
+    methods, pairs = [key[1] for key in found], {pair.method: pair for pair in paired(summaries, baseline)}
     return [
         _one(name, found[key], times[i], methods[:i].count(methods[i]), pairs)
         for i, (key, name) in enumerate(groups.group_names(summaries).items())
