@@ -49,7 +49,7 @@ class Table(DataSet):
                 f"{path}: {', '.join(many)}: more than {MOST_VALUES} different texts",
                 hint="save the table without these columns",
             )
-        x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32))
+        x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32, copy=True))
         y = torch.from_numpy(labels.astype(np.int64))
         train, test = hold_out(torch.arange(len(x)), self.options.test_share, seed)
         return Source(in_memory(x[train], y[train]), in_memory(x[test], y[test]), [str(name) for name in names])

@@ -42,7 +42,7 @@ BODIES = {
     "merged = {n: (weights[n] + self.momentum[n]).to(weights[n].dtype) for n in merged}": (
         "resumes to the same weights and plans: it forgets something at a resumption",
     ),
-    "merged = {n: weights[n] - 0.5 * (w - weights[n]).to(w.dtype) for n, w in merged.items()}": (
+    "merged = {n: (weights[n] - 0.5 * (w - weights[n])).to(w.dtype) for n, w in merged.items()}": (
         "gets better at what it trains on: after 6 rounds the loss on the devices' samples is",
     ),
     "return None": ("`merge` returned a NoneType",),
