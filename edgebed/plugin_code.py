@@ -274,13 +274,23 @@ def _import(code: PluginCode, module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise PluginError(
             f"the plug-in {code.told.source} cannot be loaded: {in_words(error)}{line_in(code, error)}",
-            hint=f"pip install what gives {missing!r}, or see whether the name is right"
-            if missing
-            else "mend it there",
+            hint=_cure(code, error),
         ) from error
+
+
+def _cure(code: PluginCode, error: Exception) -> str:
+    """What to do about an error of an import."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    alone = code.entry.endswith(".py")  # a file goes to the devices without its neighbours
+    relative = isinstance(error, ImportError) and "relative import" in str(error)
+    if alone and (relative or (missing and (Path(code.folder) / f"{missing}.py").is_file())):
+        return (
+            "a plug-in of several files is a folder: put them into one, with an __init__.py that imports the classes, "
+            "and write `from .helper import …`"
+        )
+    return f"pip install what gives {missing!r}, or see whether the name is right" if missing else "mend it there"
 
 
 def line_in(code: PluginCode, error: BaseException) -> str:

@@ -96,11 +96,16 @@ class DataSet(Plugin):
         raise NotImplementedError  # the seam that a data set fills
 
     def load(self, root: Path, seed: int) -> Split:
-        """Read the samples that the options ask for. Raises UsageError where a part is empty, or as `open` does."""
+        """Read the samples that the options ask for. Raises UsageError where a part is empty, where all have one
+        class, or as `open` does."""
         source = self.open(root, seed)
         for part, what in ((source.train, "training"), (source.test, "test")):
             if not len(part.y):
                 raise UsageError(f"{self.title} has no {what} samples", hint="add some, or change how it is split")
+        if len(source.class_names) < 2:
+            raise UsageError(
+                f"{self.title}: every answer is {source.class_names[0]!r}", hint="give data with two classes or more"
+            )
         train, held = self._hold_out(source.train.y, balanced(source.train.y, self.options.train_samples, seed), seed)
         test = balanced(source.test.y, self.options.test_samples, seed)
         train_x = source.train.read(train)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from edgebed.datasets.base import DataSet, Share, Source, Subset, hold_out, in_memory
 from edgebed.errors import UsageError
+from edgebed.typed import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_VALUES = 100
 """Different values that a column of texts may have: each becomes a column of 0 and 1."""
@@ -28,29 +33,51 @@ class Table(DataSet):
     def open(self, root: Path, seed: int) -> Source:
         import pandas as pd  # takes half a second
 
-        path, target = root / self.options.path, self.options.target
+        path = root / self.options.path
         try:
             frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
         except ImportError as error:
             raise UsageError(str(error), hint="install edgebed[export], or save the table as .csv") from None
         except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-            raise UsageError(
-                f"{path} cannot be read as a table: {error}", hint="give a .csv or .parquet file"
-            ) from None
-        if target not in frame or len(frame.columns) < 2:
-            raise UsageError(
-                f"{path} has the columns {', '.join(map(str, frame.columns))}", hint="name one of several in `target`"
-            )
-        if frame.isna().any(axis=None):
-            lacking = [str(name) for name in frame.columns[frame.isna().any()]]
-            raise UsageError(f"{path} lacks values in {', '.join(lacking)}", hint="fill them, or leave these rows out")
-        names, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
+            hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "give a .csv or .parquet file"
+            raise UsageError(f"{path} cannot be read as a table: {str(error).strip()}", hint=hint) from None
+        frame = frame.rename(columns=str)
+        names, labels = np.unique(_answers(frame, self.options.target, path), return_inverse=True)
         texts = list(frame.select_dtypes(exclude=["number", "bool"]).columns)
-        if many := [str(name) for name in texts if frame[name].nunique() > MOST_VALUES]:
+        if many := [name for name in texts if frame[name].nunique() > MOST_VALUES]:
             raise UsageError(
-                f"{path}: {', '.join(many)}: more than {MOST_VALUES} different texts", hint="leave these columns out"
+                f"{path}: {', '.join(many)}: more than {MOST_VALUES} different texts",
+                hint="save the table without these columns",
             )
-        x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32))
-        labels = torch.from_numpy(y.astype(np.int64))
+        x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32, copy=True))
+        y = torch.from_numpy(labels.astype(np.int64))
         train, test = hold_out(torch.arange(len(x)), self.options.test_share, seed)
-        return Source(in_memory(x[train], labels[train]), in_memory(x[test], labels[test]), [str(n) for n in names])
+        return Source(in_memory(x[train], y[train]), in_memory(x[test], y[test]), [str(name) for name in names])
+
+
+def _answers(frame: pd.DataFrame, target: str, path: Path) -> pd.Series[str]:
+    """The target column as texts, taken out of the table. Raises UsageError where there is none, a value is missing or
+    infinite, or the column holds no classes."""
+    columns = list(frame.columns)
+    if target not in columns or len(columns) < 2:
+        only = columns[0] if len(columns) == 1 else ""
+        other = next((mark for mark in ";\t|" if mark in only), None)
+        raise UsageError(
+            f"{path} has no column {target!r} beside others{nearest(target, columns)}",
+            hint=f"separate the columns by ',', not {other!r}" if other else f"its columns: {', '.join(columns)}",
+        )
+    empty = frame.isin([np.inf, -np.inf]) | frame.isna()
+    if empty.any(axis=None):
+        rows = np.flatnonzero(empty.any(axis=1))
+        raise UsageError(
+            f"{path}: {len(rows)} of {len(frame)} rows lack values, or have infinite ones, in "
+            f"{', '.join(frame.columns[empty.any()])}; the first is row {rows[0] + 1} below the header",
+            hint="fill them, or leave these rows out",
+        )
+    answers = frame.pop(target)
+    if answers.dtype.kind == "f" and (answers % 1 != 0).any():
+        raise UsageError(
+            f"{path}: {target} holds numbers with fractions, and only classes can be learned",
+            hint="name another column in `target`, or save ranges of it as classes",
+        )
+    return answers.astype(str)

@@ -34,13 +34,11 @@ class Text(DataSet):
         try:
             if not path.is_file() or path.stat().st_size > MOST_BYTES:
                 raise UsageError(f"{path} is no file of at most {MOST_BYTES >> 20} MiB", hint="give the path of a text")
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"{path} cannot be read as text: {error}", hint="give the path of a file in UTF-8"
-            ) from None
+            raise UsageError(f"{path} cannot be read as text: {error}", hint="save it as plain text in UTF-8") from None
         names, tokens = np.unique(list(text), return_inverse=True)
-        count = (len(tokens) - 1) // length
+        count = max(0, len(tokens) - 1) // length
         held = max(1, round(count * self.options.test_share))
         if count < 2 or len(names) > MOST_CHARACTERS:
             raise UsageError(

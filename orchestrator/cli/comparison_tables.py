@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from orchestrator.cli.console import columns, console, show
+from orchestrator.cli.console import columns, console, print_whole, show
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import Comparison, compare, conditions
 from orchestrator.records.compare.groups import Group, ProfileRow, default_baseline, group, profiles
@@ -117,7 +117,7 @@ def _print_pairs(pairs: list[Paired]) -> None:
     table = Table(*heads, box=SIMPLE_HEAD, title=escape(tabulate.about_pairs(pairs)))
     for each in pairs:
         table.add_row(*(escape(text(each)) for _, text in tabulate.PAIRED))
-    console.print(table)
+    print_whole(table)
     for line in filter(None, map(tabulate.time_in_words, pairs)):
         _tell(line)
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgebed.errors import lasting
-from orchestrator.cli.console import columns, console, log, print_json, show
+from orchestrator.cli.console import columns, log, print_json, print_whole, show
 from orchestrator.experiment import Experiment, Setting
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.host.cpus import standing, taken_cpus
@@ -80,7 +80,7 @@ def print_estimate(experiment: Experiment, path: Path, as_json: bool) -> None:
         cells = (rounds, seconds(one.first_round_s), seconds(one.round_s), known(one.dilation, number))
         costs = origins_text(one.reference_s) or one.costs
         table.add_row(*map(escape, (one.method, *cells, known(one.wall_s, lasting), costs)))
-    console.print(table)
+    print_whole(table)
     whole = None if any(one.wall_s is None for one in found) else sum(one.wall_s or 0.0 for one in found)
     show(f"All: {known(whole, lasting)}, without the start of the fleets and their calibration.")
     if others := taken_cpus(standing()):

@@ -18,7 +18,7 @@ from orchestrator.cli.console import columns, console, log, print_json, print_wh
 from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.recorder import is_being_written
 from orchestrator.records.types import Ending
-from orchestrator.records.words.formatting import accuracy, known, seconds
+from orchestrator.records.words.formatting import accuracy, known, seconds, setting_texts
 from orchestrator.runs.find import complete_run, is_pattern, runs_folder
 
 Status = Literal["running", "finished", "interrupted", "failed", "killed"]
@@ -26,11 +26,13 @@ Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backe
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Seconds are divided by the dilation. `ended`: what the records say about the end."""
+    """One run. Seconds are divided by the dilation. `setting`: its values of what its experiment sweeps; `ended`: what
+    the records say about the end."""
 
     id: str
     experiment: str
     method: str
+    setting: dict[str, Any]
     seed: int
     rounds: int
     accuracy: float | None
@@ -66,7 +68,7 @@ def command(
         console.print(f"None of {len(rows)} runs under {folder} matches." if rows else f"No runs under {folder} yet.")
 
 
-_FROM_CARD = ("experiment", "method", "seed", "rounds", "accuracy", "time_to_target_s", "backend", "started")
+_FROM_CARD = ("experiment", "method", "setting", "seed", "rounds", "accuracy", "time_to_target_s", "backend", "started")
 
 
 def read_row(records: Path) -> ListedRun | None:
@@ -120,11 +122,23 @@ def arranged(rows: Iterable[ListedRun], key: Key, *, reverse: bool) -> list[List
 
 
 def _table(rows: Sequence[ListedRun]) -> Table:
-    heads = ("id", "experiment", "method", ">rounds", ">accuracy", ">time to target", "backend", "started", "status")
+    heads = (
+        "id",
+        "experiment",
+        "method",
+        ">seed",
+        ">rounds",
+        ">accuracy",
+        ">time to target",
+        "backend",
+        "started",
+        "status",
+    )
     table = Table(*columns(*heads), box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         reached = known(row.accuracy, accuracy)
         time = known(row.time_to_target_s, seconds)
-        cells = (row.id, row.experiment, row.method, str(row.rounds), reached, time, row.backend)
+        method = ", ".join((row.method, *setting_texts(row.setting)))
+        cells = (row.id, row.experiment, method, str(row.seed), str(row.rounds), reached, time, row.backend)
         table.add_row(*map(escape, (*cells, row.started[:16].replace("T", " "), row.status)))
     return table

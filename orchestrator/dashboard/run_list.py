@@ -154,6 +154,7 @@ def make_card(records: Path) -> dict[str, Any] | None:
         "run": first.run,
         "experiment": first.experiment,
         "method": first.method,
+        "setting": first.setting,
         "backend": first.backend,
         "enforcement": first.enforcement,
         "dilation": first.dilation,

@@ -132,6 +132,7 @@ def _accuracy_along(along: Along, label: str, scale: float) -> Draw:
             axes.xaxis.get_major_locator().set_params(integer=True)
         elif look.log and along == "time":
             axes.set(xscale="log", xlim=(None, None))
+            axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))  # a run may last less than one decade
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter("")
         _set_accuracy_limits(axes)

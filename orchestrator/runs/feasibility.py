@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from edgebed.errors import UsageError, refuse
+from edgebed.errors import Mistakes, UsageError, refuse
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.typed import spelled, within
@@ -57,10 +57,10 @@ def checked(
     wrong = {spelled(place) for place in found}
     if first:
         later = _part_mistakes(experiment, path, wrong, fleet, everything=False)
-        refuse([*first, *(_with_line(error, lines) for error in later)], path)
+        refuse([*first, *_with_lines(later, lines)], path)
     for setting, seed in experiment.parts[:: len(experiment.all_seeds)]:
         later = _part_mistakes(experiment.part(setting, seed), path, wrong, fleet, everything=everything)
-        refuse([_with_line(error, lines) for error in later], path)
+        refuse(_with_lines(later, lines), path)
     return experiment
 
 
@@ -106,8 +106,13 @@ def _refusals(check: Callable[[], None]) -> Sequence[UsageError]:
     return ()
 
 
+def _with_lines(errors: Iterable[UsageError], document: Document) -> list[UsageError]:
+    """Each mistake once (several methods may have one model); those that name a key of the file say its line, too."""
+    each = [one for error in errors for one in (error.each if isinstance(error, Mistakes) else (error,))]
+    return list({str(error): _with_line(error, document) for error in each}.values())
+
+
 def _with_line(error: UsageError, document: Document) -> UsageError:
-    """A mistake that names a key of the file says its line, too."""
     begin, text = f"{document.path}: ", str(error)
     place = re.match(r"[\w.\[\]]*", text.removeprefix(begin))[0]  # type: ignore[index]  # it matches everything
     if not text.startswith(begin) or place not in document.lines:

@@ -15,7 +15,7 @@ from orchestrator.experiment import Experiment, Setting
 from orchestrator.records.shown.loglines import failure_line, scenario_line
 from orchestrator.records.timeline.disturbance import disturbed_line
 from orchestrator.records.types import Record
-from orchestrator.records.words.formatting import accuracy
+from orchestrator.records.words.formatting import accuracy, setting_texts
 from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.progress import Progress
 
@@ -43,6 +43,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
         finished: folders of runs that have ended and stay as they are, by the same places.
         setting: of a part: its values of the swept keys.
         first_place: of a part: the place of its first method among all runs of the experiment.
+        part_count: how many parts the experiment has.
     """
 
     experiment: Experiment
@@ -53,12 +54,20 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     finished: Mapping[int, Path] = {}
     setting: Setting = {}
     first_place: int = 0
+    part_count: int = 1
 
     @property
     def over(self) -> list[Path]:
         """The runs of a part (`parts`) of which nothing is left to do; empty where something is."""
         places = range(len(self.experiment.methods))
         return [self.finished[place] for place in places] if len(self.finished) == len(places) else []
+
+    @property
+    def part_text(self) -> str:
+        """Which part this is, where an experiment has several: `part 2 of 6: batch_size 32, seed 2`."""
+        number, count = self.first_place // len(self.experiment.methods) + 1, self.part_count
+        told = (*setting_texts(self.setting), f"seed {self.experiment.training.seed}")
+        return f"part {number} of {count}: {', '.join(told)}" if count > 1 else ""
 
 
 R = TypeVar("R", bound=ExperimentRequest)
@@ -80,6 +89,7 @@ def parts(request: R) -> Iterator[R]:
             series=series,
             setting=setting,
             first_place=number * count,
+            part_count=len(experiment.parts),
             begun=own(request.begun),
             finished=own(request.finished),
         )

@@ -80,7 +80,7 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
     if len(finished) == count * len(trainings):
         reached = [_reached(each.progress(), trainings[place // count]) for place, each in members.items()]
         raise UsageError(
-            f"{folder.name} is finished: {'; '.join(reached)}",
+            f"{folder.name} is finished: {'; '.join(dict.fromkeys(reached))}",
             hint=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
             + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
         )

@@ -223,6 +223,8 @@ async def run_experiment(request: Request, watch: Watch) -> list[Path]:
 
 async def _run_part(request: Request, watch: Watch) -> list[Path]:
     experiment = request.experiment
+    if request.part_text:
+        watch.notify(request.part_text)
     spec = with_facts(experiment_fleet(experiment, request.path))
     check_fleet(experiment, spec, request.path)
     for folder in (request.runs, *request.begun.values()):

@@ -68,6 +68,8 @@ def _simulate_part(request: SimulationRequest, watch: Watch) -> list[Path]:
     if request.setting and request.file is not None:  # a setting may have costs of its own
         own = [*request.finished.values(), *request.begun.values()]
         request = msgspec.structs.replace(request, file=read_file(own[0]) if own else None)
+    if request.part_text:
+        watch.notify(request.part_text)
     experiment = request.experiment
     spec = sized(experiment_fleet(experiment, request.path), request.devices)
     check_fleet(experiment, spec, request.path)

@@ -17,7 +17,7 @@ from edgebed.models.staged import Weights
 from edgebed.plugin_code import LOADED, classes_of
 from orchestrator.files.plugged import given, take_in
 from orchestrator.papers.learnings import learning_of
-from orchestrator.testing.rounds import EVERY, Log, Step, make_method, play, small_model
+from orchestrator.testing.rounds import EVERY, Log, Step, loss_on, make_method, play, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
 ROUNDS, BEFORE = 6, 4
@@ -119,6 +119,15 @@ async def merges_three_devices_to_finite_weights(case: Case) -> None:
     require(same(before, run.start), "it changed the weights that it was given: `merge` must return new tensors")
 
 
+async def gets_better_at_what_it_trains_on(case: Case) -> None:
+    """Which a method that applies an update with the wrong sign does not."""
+    run = await whole(case)
+    before, after = loss_on(run.start, THREE), loss_on(run.end, THREE)
+    require(
+        after < before, f"after {ROUNDS} rounds the loss on the devices' samples is {after:.3f}, not below {before:.3f}"
+    )
+
+
 async def gives_the_same_bits_whatever_the_order_of_arrival(case: Case) -> None:
     run, log = await whole(case), Log()
     end = await play(make(case), initial(), THREE, range(ROUNDS), order=3, away=AWAY, log=log)
@@ -211,6 +220,7 @@ Check = Callable[[Case], Coroutine[Any, Any, None]]
 CHECKS: tuple[Check, ...] = (
     trains_on_one_device,
     merges_three_devices_to_finite_weights,
+    gets_better_at_what_it_trains_on,
     gives_the_same_bits_whatever_the_order_of_arrival,
     loses_a_device_at_no_cost_to_the_others,
     keeps_no_trace_of_a_lost_device,

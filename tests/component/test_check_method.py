@@ -42,6 +42,10 @@ BODIES = {
     "merged = {n: (weights[n] + self.momentum[n]).to(weights[n].dtype) for n in merged}": (
         "resumes to the same weights and plans: it forgets something at a resumption",
     ),
+    "merged = {n: (weights[n] - 0.5 * (w - weights[n])).to(w.dtype) for n, w in merged.items()}": (
+        "gets better at what it trains on: after 6 rounds the loss on the devices' samples is",
+    ),
+    "return None": ("`merge` returned a NoneType",),
     "merged.popitem()": ("`merge` returned other names",),
     "merged = {n: w + torch.rand(()).to(w.dtype) for n, w in merged.items()}": ("has other weights",),
     "raise ValueError('too few')": ("ValueError: too few, in line 16 of ",),
@@ -57,7 +61,7 @@ def test_a_method_that_is_right(tmp_path: Path) -> None:
     done = check(str(write_folder(tmp_path)))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
     assert all(line.startswith("ok    damped ") for line in lines)
 
 
@@ -68,7 +72,7 @@ def test_a_fault_is_told_in_words(body: str, tmp_path: Path) -> None:
     done = check(str(path), "--json")
     assert done.returncode == 2
     failed = [f"{each['check']}: {each['why']}" for each in json.loads(done.stdout) if each["why"]]
-    assert f"{len(failed)} of 9 checks of {path} fail" in done.stderr
+    assert f"{len(failed)} of 10 checks of {path} fail" in done.stderr
     for text in BODIES[body]:
         assert any(text in line for line in failed), failed
 
@@ -79,6 +83,14 @@ def test_a_plug_in_without_a_method_and_none_at_all_are_told(tmp_path: Path) -> 
     assert "there is no plug-in 'nowhere.py'" in check("nowhere.py").stderr
 
 
+def test_a_file_that_imports_its_neighbour_is_told_to_become_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "shares.py").write_text("HALF = 0.5")
+    path = tmp_path / "mine.py"
+    for line in ("from shares import HALF", "from .shares import HALF"):
+        path.write_text(line)
+        assert "Hint: a plug-in of several files is a folder" in check(str(path)).stderr
+
+
 def test_pytest_collects_the_checks_of_a_plug_in_and_nothing_else(tmp_path: Path) -> None:
     installed = metadata.entry_points(group="pytest11", name="edgebed")
     name = "edgebed" if installed else "orchestrator.testing.pytest_plugin"
@@ -87,7 +99,7 @@ def test_pytest_collects_the_checks_of_a_plug_in_and_nothing_else(tmp_path: Path
     command = [sys.executable, "-m", "pytest", "-p", name, "-p", "no:cacheprovider", "--edgebed-method", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=None)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed" in done.stdout
+    assert "10 passed" in done.stdout
     path.write_text(MUTANT.replace("{body}", "merged = dict(weights)"))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

@@ -71,6 +71,14 @@ def test_mistakes_of_a_later_setting_are_found(tmp_path: Path) -> None:
     assert "training.quorum is 77" in str(done.exception)
 
 
+def test_a_mistake_of_the_model_is_told_once_for_all_methods(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\nfleet: desk-5\nmethods: [{name: fedavg}, {name: tifl}]\nmodel: {name: transformer}\n")
+    done = CliRunner().invoke(build("check"), ["check", str(path)])
+    assert not isinstance(done.exception, Mistakes)
+    assert str(done.exception).startswith(f"{path}:4: model: transformer takes")
+
+
 def test_nothing_is_said_of_what_only_replaces_a_mistake() -> None:
     """Not of the example that stands in place of an event without a time."""
     text = {"name": "x", "fleet": "f", "methods": [{"name": "fedavg"}], "scenario": [{"do": "cut"}]}

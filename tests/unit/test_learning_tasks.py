@@ -54,6 +54,11 @@ def test_a_text_s_answers_are_the_characters_that_follow(text: Path) -> None:
     assert told == TEXT[len(read) : len(read) + len(told)]  # the end of the text
 
 
+def test_a_byte_order_mark_is_no_character(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8-sig")
+    assert load({"name": "text", "path": "a.txt", "length": 9}, tmp_path).task.classes == len(set(TEXT))
+
+
 def test_only_a_file_is_read_as_text(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(UsageError, match="no file of at most"):
@@ -96,14 +101,30 @@ def test_a_table_s_columns_of_texts_become_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"x": [1.0, None, 2.0], "kind": ["a", "b", "a"]}, "lacks values in x"),
-        ({"x": [1.0, 2.0]}, "has the columns x"),
+        ({"x": [1.0, None, 2.0], "kind": ["a", "b", "a"]}, "1 of 3 rows lack values, .* in x; the first is row 2 "),
+        ({"x": [1.0, np.inf, 2.0], "kind": ["a", "b", "a"]}, "1 of 3 rows"),
+        ({"x": [1.0, 2.0]}, "has no column 'kind'"),
+        ({"kind": ["a", "b"]}, "has no column 'kind' beside others"),
+        ({"x": [1.0, 2.0], "the kind": ["a", "b"]}, "did you mean 'the kind'"),
+        ({"x": [1.0, 2.0, 3.0], "kind": [0.5, 1.0, 2.0]}, "kind holds numbers with fractions"),
+        ({"x": [1.0, 2.0, 3.0], "kind": ["a"] * 3}, "every answer is 'a'"),
         ({"name": [f"n{i}" for i in range(200)], "kind": ["a", "b"] * 100}, "more than 100 different texts"),
     ],
 )
 def test_tables_that_cannot_be_learned_are_refused(tmp_path: Path, columns: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load({"name": "table", "path": "a.csv", "target": "kind"}, table(tmp_path, **columns))
+
+
+def test_other_separators_and_encodings_are_named(tmp_path: Path) -> None:
+    for data, hint in (
+        (b"x;kind\n1;a\n", "separate the columns"),
+        ("größe,kind\n1,a\n".encode("latin-1"), "UTF-8"),
+    ):
+        (tmp_path / "a.csv").write_bytes(data)
+        with pytest.raises(UsageError) as caught:
+            load({"name": "table", "path": "a.csv", "target": "kind"}, tmp_path)
+        assert hint in caught.value.hint
 
 
 def test_arrays_of_tokens_and_of_rows(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_time_can_be_logarithmic() -> None:
             figure, _ = lay_out(plot, Look(log=log))
         shapes[log] = figure.axes[0].get_xscale(), figure.axes[0].get_xlim()[0] > 0
     assert shapes == {False: ("linear", False), True: ("log", True)}
+    least, most = figure.axes[0].get_xlim()
+    assert len([tick for tick in figure.axes[0].get_xticks() if least <= tick <= most]) >= 2
 
 
 def test_only_runs_whose_rounds_alternated_have_the_figure_of_pairs(tmp_path: Path) -> None:

@@ -28,11 +28,14 @@ def test_parts_are_the_product_of_settings_and_seeds_and_their_places_follow_eac
     assert [each.experiment.training.seed for each in found] == [3, 1] * 4
     assert [each.first_place for each in found] == list(range(0, 16, 2))
     assert len({each.series for each in found}) == 1
+    assert found[3].part_text == "part 4 of 8: batch_size 32, cpus 2, seed 1"
     assert found[2].setting == {"training.batch_size": 32, "server.cpus": 2}
 
 
 def test_without_a_sweep_there_is_one_setting() -> None:
     assert experiment().parts == [({}, 0)]
+    (only,) = parts(ExperimentRequest(experiment(), Path("x.yaml"), Path("runs")))
+    assert only.part_text == ""
 
 
 @pytest.mark.parametrize(
