@@ -99,7 +99,8 @@ class ServiceUnit(msgspec.Struct, frozen=True):
             path.is_relative_to(home) or path.resolve().is_relative_to(home) for path in used for home in HOMES
         )
         home = f"ProtectHome={'read-only' if at_home else 'true'}"
-        return [*MOUNTS, home, *private, f"ReadWritePaths={quoted(f'-{self.folder}')}", *self.needs]
+        own = [f"RuntimeDirectory={self.name}", f"Environment=TMPDIR=/run/{self.name}"]  # /tmp may be read-only
+        return [*MOUNTS, home, *private, *own, f"ReadWritePaths={quoted(f'-{self.folder}')}", *self.needs]
 
     def install(self) -> str:
         """Write the unit; enable and start it where systemd runs. Returns what was done, in words.

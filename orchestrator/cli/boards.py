@@ -39,12 +39,10 @@ LONGEST_S = 30 * 86400.0
 
 NEEDS = (
     "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID CAP_SYS_RESOURCE",
-    "Environment=TMPDIR=/run/edgebed-boards",
     "MemoryMax=50%",
     "ProtectKernelTunables=true",
-    "RuntimeDirectory=edgebed-boards",
 )
-"""To start Mosquitto as another user. Runs find its Unix socket in the folder below /run."""
+"""To start Mosquitto as another user. Runs find its Unix socket in the unit's folder below /run."""
 
 Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
 
