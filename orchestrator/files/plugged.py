@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgebed import plugin_code
 from edgebed.errors import FileError, PluginError, UsageError, printable
+from edgebed.models.network import code_of
 from edgebed.module_process import OURS
 from edgebed.plugin_code import LOADED, PluginCode, classes_of, read_plugin, sha256_of, use
 from edgebed.plugins import Plugin
@@ -22,11 +24,33 @@ def given(plugins: Iterable[str | os.PathLike[str]]) -> list[str]:
     return [os.path.abspath(t) if (os.sep in t or t.endswith(".py")) and os.path.exists(t) else t for t in texts]
 
 
-def take_in(specs: Sequence[str], near: Path = Path()) -> None:
+def with_networks(specs: Sequence[str], models: Iterable[dict[str, Any]], near: Path = Path()) -> tuple[list[str], set[str]]:
+    """The plug-ins that an experiment names, and those whose code its models are; the names of the latter. A model
+    then names a file without its folder: the plug-in of this name.
+
+    Args:
+        models: as the experiment chooses them.
+        near: the folder in which relative paths start.
+    """
+    every, names = list(specs), set()
+    for model in models:
+        code = code_of(model)
+        names |= {name} if (name := Path(code).stem) else set()
+        given = {Path(os.path.abspath(near / each)) for each in every}
+        here = Path(os.path.abspath(near / code))
+        if name and (name not in (each.stem for each in given) or (here.exists() and here not in given)):
+            every.append(code)
+        if isinstance(model.get("file"), str):
+            model["file"] = here.name
+    return every, names
+
+
+def take_in(specs: Sequence[str], near: Path = Path(), networks: Collection[str] = ()) -> None:
     """Use these plug-ins in this process.
 
     Args:
         near: the folder in which relative paths start.
+        networks: names of plug-ins that need no class of a plugin.
 
     Raises:
         PluginError: one cannot be read or imported, holds no class, or takes the name of another module.
@@ -38,7 +62,7 @@ def take_in(specs: Sequence[str], near: Path = Path()) -> None:
         _refuse_shadowing(code)
     use(codes)
     for code in codes:
-        if not any(issubclass(each, Plugin) and each.name for each in classes_of(code)):
+        if code.name not in networks and not any(issubclass(each, Plugin) and each.name for each in classes_of(code)):
             plugin_code.forget(code.name)
             raise PluginError(
                 f"the plug-in {code.told.source} has no method, model or data set",

@@ -1,0 +1,194 @@
+"""Networks of people's own, cut by themselves: equal to the uncut network to the bit, and what is said where none can
+be cut."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgebed.errors import UsageError
+from edgebed.methods.base import METHODS, Context
+from edgebed.models.cutting import cut
+from edgebed.models.learning import blank_x, loss_of
+from edgebed.models.network import Network, head_for
+from edgebed.models.staged import MODELS, ModelPlugin, StagedModel
+from edgebed.plugin_code import forget, read_plugin, use
+from edgebed.wire.settings import LearningTask
+from tests.contract.models import CHECKS, TASKS, batch, make
+
+FILE = Path(__file__).parents[1] / "networks.py"
+KINDS = {
+    "Residual": "pictures",
+    "Dense": "pictures",
+    "MobileNetV3": "pictures",
+    "Inception": "pictures",
+    "Vit": "pictures",
+    "ChannelsLast": "pictures",
+    "Branched": "pictures",
+    "Text": "sequences of tokens",
+    "Mlp": "rows of a table",
+}
+UNCUT = {"BranchOnData": "branch", "Trains": "it trains", "InPlace": "changed later"}
+"""Words in the line that is named."""
+
+
+@pytest.fixture(autouse=True)
+def plugged() -> Iterator[None]:
+    use([read_plugin(str(FILE))])
+    yield
+    forget("networks")
+
+
+def network(cls: str, **options: Any) -> ModelPlugin:
+    return MODELS.create({"file": FILE.name, "class": cls, **options})
+
+
+def uncut(plugin: ModelPlugin, task: LearningTask) -> nn.Module:
+    """The network as it is, with the same weights."""
+    (stage,) = (model := make(network(plugin.options.class_, stages=1), task)).stage_names
+    assert not model.uncut
+    return model.get_submodule(stage).train()
+
+
+def learned(net: nn.Module, task: LearningTask) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """What two steps give in training and in a test: results, gradients and buffers, by name without the stage's."""
+    x, y = batch(task)
+    torch.manual_seed(5)
+    outs = []
+    for _ in range(2):
+        outs.append(net(x))
+        loss_of(outs[-1], y).backward()
+    outs.append(net.eval()(x))
+
+    def bare(name: str) -> str:
+        return name.partition(".")[2] if isinstance(net, StagedModel) else name
+
+    own = [(n, p) for n, p in net.named_parameters() if not n.startswith("head") or not isinstance(net, StagedModel)]
+    grads = {bare(name): parameter.grad for name, parameter in own}
+    assert all(grad is not None for grad in grads.values())
+    return outs, grads, {bare(name): value for name, value in net.named_buffers()}
+
+
+@pytest.mark.parametrize(("cls", "kind"), KINDS.items())
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_the_stages_learn_what_the_network_learns_to_the_bit(cls: str, kind: str, stages: int) -> None:
+    plugin, task = network(cls, stages=stages), TASKS[kind]
+    whole, model = uncut(plugin, task), make(plugin, task).train()
+    assert 2 <= len(model) <= stages
+    ours = {name.partition(".")[2]: v for name, v in model.state_dict().items() if name.partition(".")[0][0].isdigit()}
+    assert ours.keys() == whole.state_dict().keys()
+    (outs, grads, buffers), (outs2, grads2, buffers2) = learned(whole, task), learned(model, task)
+    assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
+    assert grads.keys() == grads2.keys()
+    assert all(torch.equal(grads[name], grads2[name]) for name in grads)
+    assert all(torch.equal(value, buffers2[name]) for name, value in buffers.items() if name in buffers2)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("cls", "kind"), KINDS.items())
+def test_it_does_what_every_model_does(cls: str, kind: str, check: Callable[[ModelPlugin, LearningTask], None]) -> None:
+    random = ("Vit", "MobileNetV3", "ChannelsLast")
+    if cls in random and check.__name__.startswith("any_cut"):
+        check(Seeded(network(cls).options), TASKS[kind])
+    else:
+        check(network(cls), TASKS[kind])
+
+
+class Seeded(Network):
+    """Its dropout draws the same at each start of the first stage."""
+
+    def build(self, task: LearningTask) -> StagedModel:
+        model = super().build(task)
+        model.get_submodule(model.stage_names[0]).register_forward_pre_hook(lambda *_: torch.manual_seed(1) and None)
+        return model
+
+
+@pytest.mark.parametrize("name", [name for name, cls in MODELS.classes().items() if "pictures" in cls.takes])
+def test_our_own_models_are_cut_and_stay_equal(name: str) -> None:
+    task, cls = TASKS["pictures"], MODELS.classes()[name]
+    model = make(MODELS.create({"name": name, **cls.small}), task)
+    whole = model.stages(0, len(model))
+    pieces = cut(copy.deepcopy(whole), blank_x(task, 3), 5)
+    assert len(pieces) == min(5, len(pieces))
+    assert len(pieces) > 1
+    joined = nn.Sequential(*(piece.module for piece in pieces)).train()
+    (outs, grads, _), (outs2, grads2, _) = learned(whole.train(), task), learned(joined, task)
+    assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(grads.values(), grads2.values(), strict=True))
+
+
+def test_copies_and_pickles_are_equal() -> None:
+    for cls, kind in KINDS.items():
+        model = make(network(cls), TASKS[kind])
+        x, _ = batch(TASKS[kind])
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert list(other.state_dict()) == list(model.state_dict())
+            for mode in (True, False):
+                torch.manual_seed(1)
+                expected = model.train(mode)(x)
+                torch.manual_seed(1)
+                assert torch.equal(other.train(mode)(x), expected), cls
+
+
+def test_places_are_ends_of_modules_and_their_costs_are_balanced() -> None:
+    model = make(network("Residual", stages=4), TASKS["pictures"])
+    assert model.stage_names == ["1-layer1-0", "2-layer1", "3-layer2-0", "4-end"]
+    vit = make(network("Vit", stages=5), TASKS["pictures"])
+    assert vit.feature_shape(1) == (17, 16)
+
+
+@pytest.mark.parametrize(("cls", "words"), UNCUT.items())
+def test_one_that_cannot_be_cut_says_the_line_and_trains_whole(cls: str, words: str) -> None:
+    model = make(network(cls), TASKS["rows of a table"])
+    assert model.stage_names == ["network"]
+    assert model.cuts_with_head == []
+    (number,) = re.findall(r"line (\d+) of networks.py", model.uncut)
+    assert words in FILE.read_text().splitlines()[int(number) - 1]
+    x, y = batch(TASKS["rows of a table"])
+    loss_of(model.train()(x), y).backward()
+    METHODS.create({"name": "fedavg"}).setup(Context({}, model, {}, server_slots=1, devices=("a",)))
+
+
+def test_weights_that_are_tied_across_all_places_are_named() -> None:
+    model = make(network("NextToken"), TASKS["the next token of sequences"])
+    assert model.stage_names == ["network"]
+    assert "embed.weight is used before and behind line" in model.uncut
+
+
+def test_a_result_that_is_no_tensor_is_refused_with_the_line() -> None:
+    with pytest.raises(UsageError, match=r"gives a tuple .* line \d+ of networks.py") as error:
+        network("TwoResults").build(TASKS["rows of a table"])
+    number = int(re.findall(r"line (\d+)", str(error.value))[0])
+    assert "# two" in FILE.read_text().splitlines()[number - 1]
+
+
+def test_mistakes_of_the_choice_are_told() -> None:
+    with pytest.raises(UsageError, match="did you mean 'Residual'"):
+        network("Residul").build(TASKS["pictures"])
+    with pytest.raises(UsageError, match=r"cannot take an input of 5.*line \d+ of networks.py"):
+        network("Mlp").build(LearningTask((5, 2, 2), 3)) if False else network("ChannelsLast").build(LearningTask((5,), 3))
+    with pytest.raises(UsageError, match="wide"):
+        network("MobileNetV3", **{"with": {"wide": 3}}).build(TASKS["pictures"])
+
+
+def test_heads_by_the_shape_of_the_features() -> None:
+    for features, task in (
+        ((7,), TASKS["pictures"]),
+        ((4, 6), TASKS["pictures"]),
+        ((5, 4, 4), TASKS["pictures"]),
+        ((4, 4, 5), TASKS["pictures"]),
+        ((2, 3, 4, 5), TASKS["pictures"]),
+        ((6, 8), TASKS["the next token of sequences"]),
+    ):
+        head = head_for(features, task)
+        assert head is not None
+        assert head(torch.randn(2, *features)).shape == (2, *task.answer_shape, task.classes)
+    assert head_for((8,), TASKS["the next token of sequences"]) is None
