@@ -310,14 +310,15 @@ def _prepare(document: Document, overrides: Overrides, plugins: Sequence[str]) -
     named = document.get("plugins", [])
     if isinstance(named, list) and all(isinstance(each, str) for each in named):
         document["plugins"], networks = with_networks([*named, *given(plugins)], _models(document), path.parent)
-        take_in(document["plugins"], path.parent, networks)
+        take_in(document["plugins"], networks, path.parent)
 
 
 def _models(document: Document) -> Iterator[dict[str, Any]]:
     """What the file chooses as a model, in any setting of its sweep, as far as it may be one."""
     simulation, sweep = document.get("simulation"), document.get("sweep")
     as_if = simulation.get("as_if") if isinstance(simulation, dict) else None
-    yield from (each["model"] for each in (document, as_if) if isinstance(each, dict) and isinstance(each.get("model"), dict))
+    chosen = [each.get("model") for each in (document, as_if) if isinstance(each, dict)]
+    yield from (each for each in chosen if isinstance(each, dict))
     for key, values in sweep.items() if isinstance(sweep, dict) else ():
         for value in values if isinstance(values, list) else ():
             if key == "model" and isinstance(value, dict):

@@ -116,7 +116,10 @@ class MobileNetV3(nn.Module):
             InvertedResidual(2 * width, 2 * width, 1),
         )
         self.classifier = nn.Sequential(
-            nn.Linear(2 * width, 32), nn.Hardswish(inplace=True), nn.Dropout(0.2, inplace=True), nn.Linear(32, num_classes)
+            nn.Linear(2 * width, 32),
+            nn.Hardswish(inplace=True),
+            nn.Dropout(0.2, inplace=True),
+            nn.Linear(32, num_classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:

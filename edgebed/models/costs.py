@@ -70,6 +70,7 @@ class ModelCosts(msgspec.Struct, frozen=True):
     cuts: list[CutCosts]  # the last one is the whole model on the device
     stages: list[PartCosts]
     heads: dict[int, PartCosts]  # by cut
+    uncut: str = ""  # why a network of one stage has no more, and what can be done
 
     def training_flops(self, stages: int, train_from: int = 0, *, head: bool = False) -> int:
         """Operations per batch on a device that holds `stages` stages and trains those from `train_from` on: forward
@@ -83,14 +84,17 @@ class ModelCosts(msgspec.Struct, frozen=True):
 def model_costs(plugin: ModelPlugin, task: LearningTask, batch: int) -> ModelCosts:
     """Count everything. Raises UsageError if the model cannot take such an input."""
     plugin.check_takes(task)
+    uncut = ""
     try:
         with torch.device("meta"):
             model = plugin.build(task)
+        uncut = model.uncut
         return built_costs(model, plugin.name, plugin.summary, batch)
     except (RuntimeError, ValueError, IndexError) as error:
         shape = "x".join(map(str, task.input_shape))
         raise UsageError(
-            f"{plugin.name} cannot take an input of {shape}: {error}", hint="give a larger shape, or another model"
+            f"{plugin.name} cannot take an input of {shape}: {uncut or error}",
+            hint="give a larger shape, or another model",
         ) from None
 
 
@@ -111,6 +115,7 @@ def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> Mode
         cuts=_cuts(stages, heads, shapes, batch),
         stages=stages,
         heads=heads,
+        uncut=model.uncut,
     )
 
 

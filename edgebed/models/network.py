@@ -54,7 +54,7 @@ class Network(ModelPlugin):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self.code, self.maker = self.made_by()
-        self.name = self.maker if self.code == OF_TORCHVISION.name else f"{self.maker} of {self.code}.py"
+        self.name = called(msgspec.to_builtins(self.options))
 
     def made_by(self) -> tuple[str, str]:
         """Names of the plug-in, and of the class or function in it."""
@@ -157,7 +157,13 @@ class OfTorchvision(Network):
 
 def code_of(spec: Mapping[str, Any]) -> str:
     """The plug-in that a model needs, as `plugins:` would name it; "" for none."""
-    return str(OF_TORCHVISION) if OfTorchvision.key in spec else str(spec.get(Network.key, ""))
+    return str(OF_TORCHVISION) if OfTorchvision.key in spec else str(spec.get(Network.key) or "")
+
+
+def called(spec: Mapping[str, Any]) -> str:
+    """A model as an experiment chooses it, in words."""
+    own = f"{spec.get('class')} of {spec.get(Network.key)}" if Network.key in spec else ""
+    return str(spec.get("name") or spec.get(OfTorchvision.key) or own)
 
 
 def head_for(features: tuple[int, ...], task: LearningTask) -> nn.Module | None:

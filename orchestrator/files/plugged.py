@@ -24,9 +24,11 @@ def given(plugins: Iterable[str | os.PathLike[str]]) -> list[str]:
     return [os.path.abspath(t) if (os.sep in t or t.endswith(".py")) and os.path.exists(t) else t for t in texts]
 
 
-def with_networks(specs: Sequence[str], models: Iterable[dict[str, Any]], near: Path = Path()) -> tuple[list[str], set[str]]:
-    """The plug-ins that an experiment names, and those whose code its models are; the names of the latter. A model
-    then names a file without its folder: the plug-in of this name.
+def with_networks(
+    specs: Sequence[str], models: Iterable[dict[str, Any]], near: Path = Path()
+) -> tuple[list[str], set[str]]:
+    """The plug-ins that an experiment names and those whose code its models are, and the names of the latter. From then
+    on a model's `file` is without a folder: it is in the plug-in of that name.
 
     Args:
         models: as the experiment chooses them.
@@ -34,23 +36,23 @@ def with_networks(specs: Sequence[str], models: Iterable[dict[str, Any]], near: 
     """
     every, names = list(specs), set()
     for model in models:
-        code = code_of(model)
-        names |= {name} if (name := Path(code).stem) else set()
-        given = {Path(os.path.abspath(near / each)) for each in every}
-        here = Path(os.path.abspath(near / code))
-        if name and (name not in (each.stem for each in given) or (here.exists() and here not in given)):
+        if not (code := code_of(model)):
+            continue
+        here, given = Path(os.path.abspath(near / code)), [Path(os.path.abspath(near / each)) for each in every]
+        names.add(here.stem)
+        if here.stem not in [each.stem for each in given] or (here.exists() and here not in given):
             every.append(code)
-        if isinstance(model.get("file"), str):
+        if "file" in model:
             model["file"] = here.name
     return every, names
 
 
-def take_in(specs: Sequence[str], near: Path = Path(), networks: Collection[str] = ()) -> None:
+def take_in(specs: Sequence[str], networks: Collection[str] = (), near: Path = Path()) -> None:
     """Use these plug-ins in this process.
 
     Args:
-        near: the folder in which relative paths start.
         networks: names of plug-ins that need no class of a plugin.
+        near: the folder in which relative paths start.
 
     Raises:
         PluginError: one cannot be read or imported, holds no class, or takes the name of another module.

@@ -174,7 +174,9 @@ def test_mistakes_of_the_choice_are_told() -> None:
     with pytest.raises(UsageError, match="did you mean 'Residual'"):
         network("Residul").build(TASKS["pictures"])
     with pytest.raises(UsageError, match=r"cannot take an input of 5.*line \d+ of networks.py"):
-        network("Mlp").build(LearningTask((5, 2, 2), 3)) if False else network("ChannelsLast").build(LearningTask((5,), 3))
+        network("Mlp").build(LearningTask((5, 2, 2), 3)) if False else network("ChannelsLast").build(
+            LearningTask((5,), 3)
+        )
     with pytest.raises(UsageError, match="wide"):
         network("MobileNetV3", **{"with": {"wide": 3}}).build(TASKS["pictures"])
 
