@@ -106,7 +106,9 @@ class InvertedResidual(nn.Module):
 class MobileNetV3(nn.Module):
     """Inverted residuals with squeeze and excitation, hardswish and dropout."""
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, width: int = WIDTH) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, width: int = WIDTH, dropout: float = 0.2
+    ) -> None:
         super().__init__()
         self.features = nn.Sequential(
             ConvNorm(input_shape[0], width, act=nn.Hardswish),
@@ -118,7 +120,7 @@ class MobileNetV3(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(2 * width, 32),
             nn.Hardswish(inplace=True),
-            nn.Dropout(0.2, inplace=True),
+            nn.Dropout(dropout, inplace=True),
             nn.Linear(32, num_classes),
         )
 
@@ -153,11 +155,13 @@ class Inception(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * width, width))
+        self.attention = nn.MultiheadAttention(width, 2, dropout=dropout, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.ln_1(x)
@@ -169,13 +173,15 @@ class EncoderBlock(nn.Module):
 class Vit(nn.Module):
     """As torchvision's: a class token, embeddings of places, checks of the picture's side."""
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, patch: int = 4, width: int = 16) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, patch: int = 4, width: int = 16, dropout: float = 0.1
+    ) -> None:
         super().__init__()
         self.side, self.patch = input_shape[1], patch
         self.conv_proj = nn.Conv2d(input_shape[0], width, patch, patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embedding = nn.Parameter(torch.empty(1, (self.side // patch) ** 2 + 1, width).normal_(std=0.02))
-        self.encoder = nn.Sequential(*(EncoderBlock(width) for _ in range(4)))
+        self.encoder = nn.Sequential(*(EncoderBlock(width, dropout) for _ in range(4)))
         self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -300,6 +306,18 @@ class BranchOnData(nn.Module):
         if x.mean() > 0:  # the branch
             x = functional.relu(x)
         return self.second(x)
+
+
+class BranchOnPicture(nn.Module):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.first, self.second = ConvNorm(input_shape[0], WIDTH), nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.mean() > 0:  # the branch
+            x = 2 * x
+        return self.second(x.mean((2, 3)))
 
 
 class Trains(nn.Module):

@@ -15,7 +15,7 @@ import copy
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +58,12 @@ def cut(net: nn.Module, x: Tensor, stages: int) -> list[Piece]:
 
     Raises:
         Uncuttable: it cannot be cut anywhere.
-        Exception: what the network raises for such a batch without values.
     """
     graph = _traced(net)
-    seen = _seen(net, graph, x)
+    try:
+        seen = _seen(net, graph, x)
+    except Exception as error:
+        raise Uncuttable(f"its operations cannot be repeated one by one: {error}", STAY) from None
     chosen = _balanced(_places(net, graph, seen), stages, max(seen[node].cost for node in seen))
     ends = [*(place.node for place in chosen), _result(graph)]
     names = [*(place.name for place in chosen), "end"]
@@ -232,7 +234,8 @@ class _Place(NamedTuple):
 def _places(net: nn.Module, graph: fx.Graph, seen: Mapping[fx.Node, Seen]) -> list[_Place]:
     """One place for each number of weights before it, in order. Raises Uncuttable where there is none."""
     nodes = _of_input(graph)
-    used = [_tensors(net, node, set(nodes)) for node in nodes]
+    own = net.state_dict(keep_vars=True)
+    used = [_tensors(node, set(nodes), own) for node in nodes]
     last_use = {id(tensor): i for i, tensors in enumerate(used) for tensor in tensors.values()}
     batch, total = len(seen[nodes[0]].value), seen[nodes[-1]].cost
     best: dict[int, _Place] = {}
@@ -276,17 +279,15 @@ def _result(graph: fx.Graph) -> fx.Node:
     return result
 
 
-def _tensors(net: nn.Module, node: fx.Node, of_input: set[fx.Node]) -> dict[str, Tensor]:
-    """Parameters and buffers that an operation uses, also through others that do not depend on the input."""
-    found: dict[str, Tensor] = {}
-    if node.op == "call_module":
-        owner = net.get_submodule(str(node.target))
-        found |= {f"{node.target}.{name}": t for name, t in (*owner.named_parameters(), *owner.named_buffers())}
-    if node.op == "get_attr":
-        value = dict((*net.named_parameters(), *net.named_buffers())).get(str(node.target))
-        found |= {} if value is None else {str(node.target): value}
+def _tensors(node: fx.Node, of_input: Collection[fx.Node], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the network's parameters and buffers (`own`) that an operation uses, also through others that do not
+    depend on the input."""
+    target = str(node.target)
+    found = {name: own[name] for name in own if node.op == "call_module" and name.startswith(f"{target}.")}
+    if node.op == "get_attr" and target in own:
+        found[target] = own[target]
     for other in node.all_input_nodes:
-        found |= {} if other in of_input else _tensors(net, other, of_input)
+        found |= {} if other in of_input else _tensors(other, of_input, own)
     return found
 
 

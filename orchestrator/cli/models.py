@@ -16,7 +16,7 @@ from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from edgebed.wire.settings import LearningTask
 from orchestrator.cli.arguments import Json
-from orchestrator.cli.console import columns, console, log, print_json, print_whole
+from orchestrator.cli.console import columns, log, print_json, print_whole, show
 from orchestrator.files.plugged import take_in, with_networks
 from orchestrator.files.yaml_file import parse
 from orchestrator.records.words.formatting import NONE, number, percent
@@ -60,7 +60,7 @@ def command(
     for each in costs:
         print_whole(model_table(each))
         if each.uncut:
-            console.print(f"It cannot be cut: {each.uncut}", markup=False)
+            show(f"It cannot be cut: {each.uncut}")
 
 
 def spec_of(network: str, stages: int | None) -> dict[str, Any]:
