@@ -70,7 +70,7 @@ class Dense(nn.Module):
         self.features, self.classifier = nn.Sequential(*parts), nn.Linear(WIDTH, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.features(x), inplace=True)
+        out = torch.tanh_(self.features(x) + 0)
         return self.classifier(functional.adaptive_avg_pool2d(out, (1, 1)).flatten(1))
 
 
@@ -198,10 +198,10 @@ class Vit(nn.Module):
 class ChannelsLast(nn.Module):
     """As ConvNeXt and Swin: the channels come last, layers are scaled, and some are left out in training."""
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.2) -> None:
         super().__init__()
         self.embed = nn.Conv2d(input_shape[0], WIDTH, 2, 2)
-        self.blocks = nn.Sequential(*(ScaledBlock(WIDTH) for _ in range(3)))
+        self.blocks = nn.Sequential(*(ScaledBlock(WIDTH, dropout) for _ in range(3)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -209,21 +209,25 @@ class ChannelsLast(nn.Module):
 
 
 class ScaledBlock(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.layer_scale = nn.Parameter(torch.full((width,), 0.1))
-        self.drop = DropPath()
+        self.drop = DropPath(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.drop(self.layer_scale * self.second(functional.gelu(self.first(x))))
 
 
 class DropPath(nn.Module):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.kept = 1 - share
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        return x * torch.empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)
+        return x * torch.empty(x.shape[0], 1, 1, 1).bernoulli_(self.kept).div_(self.kept)
 
 
 class Text(nn.Module):

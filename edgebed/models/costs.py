@@ -204,14 +204,21 @@ def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) 
 
 
 def stage_flops(model: StagedModel) -> list[int]:
-    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed."""
+    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed.
+
+    Raises:
+        UsageError: it needs values, not shapes alone.
+    """
     with torch.device("meta"), torch.no_grad():
         bare = copy.deepcopy(model).to("meta").eval()
         x = blank_x(model.task, 1)
         flops: list[int] = []
         for name in model.stage_names:
-            with _flop_counter() as counter:
-                x = bare.get_submodule(name)(x)
+            try:
+                with _flop_counter() as counter:
+                    x = bare.get_submodule(name)(x)
+            except RuntimeError as error:
+                raise UsageError(f"operations cannot be counted without values: {error}") from None
             flops.append(max(1, counter.get_total_flops()))
     return flops
 

@@ -12,6 +12,7 @@ there are to be stages, so that the stages need about equally many operations.
 from __future__ import annotations
 
 import copy
+import operator
 import os
 import sys
 import traceback
@@ -89,7 +90,9 @@ class _Tracer(fx.Tracer):
         whole: kinds of modules that are one operation, beside torch's own.
     """
 
-    def __init__(self, whole: set[type[nn.Module]]) -> None:
+    proxy_buffer_attributes = True  # else what follows from a buffer would stay what it is now
+
+    def __init__(self, whole: Collection[type[nn.Module]] = ()) -> None:
         super().__init__()
         self._whole = whole
 
@@ -110,7 +113,7 @@ class _Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         frame: Any = sys._getframe(1)  # noqa: SLF001 - reading all lines, as `traceback` does, takes long
-        while frame.f_code is not _trace.__code__ and frame.f_code.co_filename.startswith((TORCH, __file__)):
+        while frame.f_back and frame.f_code.co_filename.startswith((TORCH, __file__)):
             frame = frame.f_back
         node.meta["line"] = line(frame.f_code.co_filename, frame.f_lineno)
         return node
@@ -139,7 +142,7 @@ def _traced(net: nn.Module) -> fx.Graph:
                     "put that into a module of its own, such as nn.Dropout",
                 )
             whole.add(inside[-1])
-    except (Uncuttable, _CodeOfValues):
+    except Uncuttable:
         raise
     except Exception as error:
         raise Uncuttable(
@@ -336,32 +339,35 @@ def _balanced(places: Sequence[_Place], stages: int, total: int) -> list[_Place]
 # ---- the pieces ----
 
 
-def _pieces(net: nn.Module, graph: fx.Graph, ends: Sequence[fx.Node]) -> Iterator[nn.Module]:
-    nodes, first = _of_input(graph), 0
-    for end in ends:
-        piece = fx.Graph()
-        copies = {nodes[first]: piece.placeholder("x")}
+class Kept(nn.Module):
+    """A tensor that a piece reads and that is none of the network's weights, such as a constant."""
 
-        def copied(node: fx.Node, piece: fx.Graph = piece, copies: dict[fx.Node, fx.Node] = copies) -> fx.Node:
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", value, persistent=False)
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+def _pieces(net: nn.Module, graph: fx.Graph, ends: Sequence[fx.Node]) -> Iterator[nn.Module]:
+    nodes, weights, first = _of_input(graph), net.state_dict().keys(), 0
+    for last in map(nodes.index, ends):
+        piece = fx.Graph(tracer_cls=_Tracer)  # by which a pickle is read
+        copies, parts = {nodes[first]: piece.placeholder("x")}, dict[str, Any]()
+
+        def copied(node: fx.Node, piece=piece, copies=copies, parts=parts) -> fx.Node:  # type: ignore[no-untyped-def]
             if node not in copies:
                 copies[node] = piece.node_copy(node, copied)
-                copies[node].meta = {}
+                copies[node].meta, target = {}, str(node.target)
+                if node.op in ("get_attr", "call_module"):
+                    parts[target] = operator.attrgetter(target)(net)
+                if node.op == "get_attr" and target not in weights:
+                    copies[node].op, parts[target] = "call_module", Kept(parts[target])
             return copies[node]
 
-        last = nodes.index(end)
-        for node in nodes[first + 1 : last + 1]:
+        for node in nodes[first : last + 1]:
             copied(node)
-        piece.output(copied(end))
-        yield _module(net, piece)
+        piece.output(copies[nodes[last]])
+        yield fx.GraphModule(parts, piece)
         first = last
-
-
-def _module(net: nn.Module, piece: fx.Graph) -> nn.Module:
-    """The module of a piece. What it keeps beside the network's own weights is none of its weights."""
-    module = fx.GraphModule(net, piece)
-    weights = net.state_dict().keys()
-    for path, owner in module.named_modules():
-        owner._non_persistent_buffers_set |= {  # noqa: SLF001 - torch has no other way to say it afterwards
-            name for name, _ in owner.named_buffers(recurse=False) if f"{path}.{name}".strip(".") not in weights
-        }
-    return module

@@ -51,7 +51,7 @@ def command(
         raise UsageError("--set without --model", hint="name the model that has these options")
     shape = parse_shape(data_shape)
     specs = [one | parse_options(options or [])] if one else [{"name": name} for name in MODELS.names()]
-    take_in(*with_networks(specs))
+    take_in(*with_networks([], specs))
     with log.status("counting"):
         costs = list(_counted(specs, shape, classes, batch, refuse=bool(one)))
     if as_json:

@@ -18,7 +18,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context
 from edgebed.models.cutting import cut
 from edgebed.models.learning import blank_x, loss_of
-from edgebed.models.network import Network, head_for
+from edgebed.models.network import head_for
 from edgebed.models.staged import MODELS, ModelPlugin, StagedModel
 from edgebed.plugin_code import forget, read_plugin, use
 from edgebed.wire.settings import LearningTask
@@ -84,7 +84,8 @@ def test_the_stages_learn_what_the_network_learns_to_the_bit(cls: str, kind: str
     whole, model = uncut(plugin, task), make(plugin, task).train()
     assert 2 <= len(model) <= stages
     ours = {name.partition(".")[2]: v for name, v in model.state_dict().items() if name.partition(".")[0][0].isdigit()}
-    assert ours.keys() == whole.state_dict().keys()
+    tied = {f"6.{name}" for name in ("weight", "bias")} if cls == "Mlp" else set()  # the names of 4 stand for them
+    assert ours.keys() == whole.state_dict().keys() - tied
     (outs, grads, buffers), (outs2, grads2, buffers2) = learned(whole, task), learned(model, task)
     assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
     assert grads.keys() == grads2.keys()
@@ -95,20 +96,8 @@ def test_the_stages_learn_what_the_network_learns_to_the_bit(cls: str, kind: str
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("cls", "kind"), KINDS.items())
 def test_it_does_what_every_model_does(cls: str, kind: str, check: Callable[[ModelPlugin, LearningTask], None]) -> None:
-    random = ("Vit", "MobileNetV3", "ChannelsLast")
-    if cls in random and check.__name__.startswith("any_cut"):
-        check(Seeded(network(cls).options), TASKS[kind])
-    else:
-        check(network(cls), TASKS[kind])
-
-
-class Seeded(Network):
-    """Its dropout draws the same at each start of the first stage."""
-
-    def build(self, task: LearningTask) -> StagedModel:
-        model = super().build(task)
-        model.get_submodule(model.stage_names[0]).register_forward_pre_hook(lambda *_: torch.manual_seed(1) and None)
-        return model
+    still = {"with": {"dropout": 0.0}} if cls in ("Vit", "MobileNetV3", "ChannelsLast") else {}
+    check(network(cls, **still), TASKS[kind])
 
 
 @pytest.mark.parametrize("name", [name for name, cls in MODELS.classes().items() if "pictures" in cls.takes])
