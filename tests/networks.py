@@ -259,7 +259,7 @@ class NextToken(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
-        return self.out(torch.tanh(self.mix(x)) + x)
+        return self.out(torch.tanh(self.mix(x)))
 
 
 class Mlp(nn.Sequential):

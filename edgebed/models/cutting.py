@@ -65,11 +65,13 @@ def cut(net: nn.Module, x: Tensor, stages: int) -> list[Piece]:
         seen = _seen(net, graph, x)
     except Exception as error:
         raise Uncuttable(f"its operations cannot be repeated one by one: {error}", STAY) from None
-    chosen = _balanced(_places(net, graph, seen), stages, max(seen[node].cost for node in seen))
-    ends = [*(place.node for place in chosen), _result(graph)]
-    names = [*(place.name for place in chosen), "end"]
-    shapes = [tuple(seen[node].value.shape[1:]) for node in ends]
-    return [Piece(*each) for each in zip(names, _pieces(net, graph, ends), shapes, strict=True)]
+    nodes = _of_input(graph)
+    chosen = _balanced(_places(nodes, seen, net.state_dict(keep_vars=True)), stages, seen[nodes[-1]].cost)
+    ends = [*(nodes.index(place.node) for place in chosen), len(nodes) - 1]
+    return [
+        Piece(name, _piece(net, nodes[first : end + 1]), tuple(seen[nodes[end]].value.shape[1:]))
+        for name, first, end in zip([*(place.name for place in chosen), "end"], [0, *ends], ends, strict=False)
+    ]
 
 
 # ---- the list of operations ----
@@ -160,13 +162,12 @@ def _trace(net: nn.Module, whole: set[type[nn.Module]]) -> fx.Graph:
 
 
 def _first_difference(training: fx.Graph, tests: fx.Graph) -> fx.Node | None:
-    for one, other in zip(training.nodes, tests.nodes, strict=False):
-        if (one.op, one.target, repr(one.args), repr(one.kwargs)) != (
-            *(other.op, other.target),
-            *(repr(other.args), repr(other.kwargs)),
-        ):
-            return one if one.op != "output" else other
-    return None
+    def told(node: fx.Node) -> tuple[object, ...]:
+        return node.op, node.target, repr(node.args), repr(node.kwargs)
+
+    pairs: Iterator[tuple[fx.Node, fx.Node]] = zip(training.nodes, tests.nodes, strict=False)
+    differing = ((one, other) for one, other in pairs if told(one) != told(other))
+    return next((one if one.op != "output" else other for one, other in differing), None)
 
 
 def line(file: str, number: int) -> str:
@@ -234,10 +235,12 @@ class _Place(NamedTuple):
     cost: int
 
 
-def _places(net: nn.Module, graph: fx.Graph, seen: Mapping[fx.Node, Seen]) -> list[_Place]:
-    """One place for each number of weights before it, in order. Raises Uncuttable where there is none."""
-    nodes = _of_input(graph)
-    own = net.state_dict(keep_vars=True)
+def _places(nodes: Sequence[fx.Node], seen: Mapping[fx.Node, Seen], own: Mapping[str, Tensor]) -> list[_Place]:
+    """One place for each number of weights before it, in order. Raises Uncuttable where there is none.
+
+    Args:
+        own: the network's parameters and buffers by name.
+    """
     used = [_tensors(node, set(nodes), own) for node in nodes]
     last_use = {id(tensor): i for i, tensors in enumerate(used) for tensor in tensors.values()}
     batch, total = len(seen[nodes[0]].value), seen[nodes[-1]].cost
@@ -269,21 +272,16 @@ def _of_input(graph: fx.Graph) -> list[fx.Node]:
     """The operations that depend on the input, up to the one that gives the result."""
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        if node.op == "placeholder" or (node.op != "output" and any(each in found for each in node.all_input_nodes)):
+        if node.op == "output":
+            (result,) = node.all_input_nodes
+        elif node.op == "placeholder" or any(each in found for each in node.all_input_nodes):
             found[node] = None
     nodes = list(found)
-    return nodes[: nodes.index(_result(graph)) + 1]
-
-
-def _result(graph: fx.Graph) -> fx.Node:
-    (end,) = (node for node in graph.nodes if node.op == "output")
-    result = end.args[0]
-    assert isinstance(result, fx.Node)
-    return result
+    return nodes[: nodes.index(result) + 1]
 
 
 def _tensors(node: fx.Node, of_input: Collection[fx.Node], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the network's parameters and buffers (`own`) that an operation uses, also through others that do not
+    """Those of `own` that an operation uses, also through others that do not
     depend on the input."""
     target = str(node.target)
     found = {name: own[name] for name in own if node.op == "call_module" and name.startswith(f"{target}.")}
@@ -342,6 +340,8 @@ def _balanced(places: Sequence[_Place], stages: int, total: int) -> list[_Place]
 class Kept(nn.Module):
     """A tensor that a piece reads and that is none of the network's weights, such as a constant."""
 
+    value: Tensor
+
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self.register_buffer("value", value, persistent=False)
@@ -350,24 +350,23 @@ class Kept(nn.Module):
         return self.value
 
 
-def _pieces(net: nn.Module, graph: fx.Graph, ends: Sequence[fx.Node]) -> Iterator[nn.Module]:
-    nodes, weights, first = _of_input(graph), net.state_dict().keys(), 0
-    for last in map(nodes.index, ends):
-        piece = fx.Graph(tracer_cls=_Tracer)  # by which a pickle is read
-        copies, parts = {nodes[first]: piece.placeholder("x")}, dict[str, Any]()
+def _piece(net: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
+    """The module of the operations behind the first of these, of which that one is the input."""
+    piece, weights = fx.Graph(tracer_cls=_Tracer), net.state_dict().keys()  # a pickle is read by the tracer
+    copies: dict[fx.Node, fx.Node] = {nodes[0]: piece.placeholder("x")}
+    parts: dict[str, Any] = {}
 
-        def copied(node: fx.Node, piece=piece, copies=copies, parts=parts) -> fx.Node:  # type: ignore[no-untyped-def]
-            if node not in copies:
-                copies[node] = piece.node_copy(node, copied)
-                copies[node].meta, target = {}, str(node.target)
-                if node.op in ("get_attr", "call_module"):
-                    parts[target] = operator.attrgetter(target)(net)
-                if node.op == "get_attr" and target not in weights:
-                    copies[node].op, parts[target] = "call_module", Kept(parts[target])
-            return copies[node]
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            copies[node] = piece.node_copy(node, copied)
+            copies[node].meta, target = {}, str(node.target)
+            if node.op in ("get_attr", "call_module"):
+                parts[target] = operator.attrgetter(target)(net)
+            if node.op == "get_attr" and target not in weights:
+                copies[node].op, parts[target] = "call_module", Kept(parts[target])
+        return copies[node]
 
-        for node in nodes[first : last + 1]:
-            copied(node)
-        piece.output(copies[nodes[last]])
-        yield fx.GraphModule(parts, piece)
-        first = last
+    for node in nodes:
+        copied(node)
+    piece.output(copies[nodes[-1]])
+    return fx.GraphModule(parts, piece)

@@ -75,9 +75,9 @@ class Network(ModelPlugin):
         module = sys.modules.get(self.code)
         make = getattr(module, self.maker, None)
         if not callable(make):
-            known = [] if module is None else [name for name in dir(module) if name[0] != "_"]
+            names = [] if module is None else [name for name in dir(module) if name[0] != "_"]
             raise UsageError(
-                f"the plug-in {self.code} has no {self.maker!r}{nearest(self.maker, known)}",
+                f"the plug-in {self.code} has no {self.maker!r}{nearest(self.maker, names)}",
                 hint="name the class of the network, or a function that makes it",
             )
         known = {"num_classes": task.classes, **msgspec.structs.asdict(task)}

