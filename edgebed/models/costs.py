@@ -91,10 +91,11 @@ def model_costs(plugin: ModelPlugin, task: LearningTask, batch: int) -> ModelCos
         uncut = model.uncut
         return built_costs(model, plugin.name, plugin.summary, batch)
     except (RuntimeError, ValueError, IndexError) as error:
+        if uncut:
+            raise UsageError(f"the operations of {plugin.name} cannot be counted: {uncut}") from None
         shape = "x".join(map(str, task.input_shape))
         raise UsageError(
-            f"{plugin.name} cannot take an input of {shape}: {uncut or error}",
-            hint="give a larger shape, or another model",
+            f"{plugin.name} cannot take an input of {shape}: {error}", hint="give a larger shape, or another model"
         ) from None
 
 

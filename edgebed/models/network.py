@@ -24,6 +24,7 @@ from edgebed.models.cutting import Uncuttable, cut, line, line_of, without_value
 from edgebed.models.learning import blank_x
 from edgebed.models.staged import ModelPlugin, StagedModel, flat_head, pooled_head
 from edgebed.models.transformer import answer_head
+from edgebed.plugin_code import LOADED
 from edgebed.typed import nearest
 from edgebed.wire.settings import LearningTask
 
@@ -72,13 +73,15 @@ class Network(ModelPlugin):
         return StagedModel([("network", net)], {}, task, uncut="" if uncut is None else f"{uncut}; {uncut.cure}")
 
     def _made(self, task: LearningTask) -> nn.Module:
-        module = sys.modules.get(self.code)
+        module = sys.modules.get(self.code) if self.code in LOADED else None
         make = getattr(module, self.maker, None)
-        if not callable(make):
+        if (
+            not callable(make) or str(getattr(make, "__module__", "")).partition(".")[0] != self.code
+        ):  # no code but its own
             names = [] if module is None else [name for name in dir(module) if name[0] != "_"]
             raise UsageError(
                 f"the plug-in {self.code} has no {self.maker!r}{nearest(self.maker, names)}",
-                hint="name the class of the network, or a function that makes it",
+                hint="name a class that is defined there, or a function that makes the network",
             )
         known = {"num_classes": task.classes, **msgspec.structs.asdict(task)}
         taken = inspect.signature(make).parameters
