@@ -75,9 +75,8 @@ class Network(ModelPlugin):
     def _made(self, task: LearningTask) -> nn.Module:
         module = sys.modules.get(self.code) if self.code in LOADED else None
         make = getattr(module, self.maker, None)
-        if (
-            not callable(make) or str(getattr(make, "__module__", "")).partition(".")[0] != self.code
-        ):  # no code but its own
+        home = str(getattr(make, "__module__", "")).partition(".")[0]
+        if not callable(make) or home != self.code:  # a device runs no code but that of its plug-ins
             names = [] if module is None else [name for name in dir(module) if name[0] != "_"]
             raise UsageError(
                 f"the plug-in {self.code} has no {self.maker!r}{nearest(self.maker, names)}",
