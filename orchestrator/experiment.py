@@ -22,7 +22,7 @@ from edgebed.plugins import Registry
 from edgebed.typed import Place, nearest, shown, spelled
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.files.plugged import also_used, given, take_in, with_networks
+from orchestrator.files.plugged import also_used, chosen_models, given, take_in, with_networks
 from orchestrator.files.yaml_file import Document, load_yaml, mistakes, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
@@ -309,22 +309,8 @@ def _prepare(document: Document, overrides: Overrides, plugins: Sequence[str]) -
     _override(document, overrides)
     named = document.get("plugins", [])
     if isinstance(named, list) and all(isinstance(each, str) for each in named):
-        document["plugins"], networks = with_networks([*named, *given(plugins)], _models(document), path.parent)
+        document["plugins"], networks = with_networks([*named, *given(plugins)], chosen_models(document), path.parent)
         take_in(document["plugins"], networks, path.parent)
-
-
-def _models(document: Document) -> Iterator[dict[str, Any]]:
-    """What the file chooses as a model, in any setting of its sweep, as far as it may be one."""
-    simulation, sweep = document.get("simulation"), document.get("sweep")
-    as_if = simulation.get("as_if") if isinstance(simulation, dict) else None
-    chosen = [each.get("model") for each in (document, as_if) if isinstance(each, dict)]
-    yield from (each for each in chosen if isinstance(each, dict))
-    for key, values in sweep.items() if isinstance(sweep, dict) else ():
-        for value in values if isinstance(values, list) else ():
-            if key == "model" and isinstance(value, dict):
-                yield value
-            elif key in ("model.file", "model.torchvision"):
-                yield {key.removeprefix("model."): value}
 
 
 def _mistakes(document: Document) -> tuple[dict[Place, UsageError], Experiment | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,20 @@ def given(plugins: Iterable[str | os.PathLike[str]]) -> list[str]:
     name is that of an installed package, whatever stands in the current folder."""
     texts = [os.fspath(each) for each in plugins]
     return [os.path.abspath(t) if (os.sep in t or t.endswith(".py")) and os.path.exists(t) else t for t in texts]
+
+
+def chosen_models(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What an experiment chooses as a model, in any setting of its sweep, as far as it may be one."""
+    simulation, sweep = document.get("simulation"), document.get("sweep")
+    as_if = simulation.get("as_if") if isinstance(simulation, dict) else None
+    chosen = [each.get("model") for each in (document, as_if) if isinstance(each, dict)]
+    yield from (each for each in chosen if isinstance(each, dict))
+    for key, values in sweep.items() if isinstance(sweep, dict) else ():
+        for value in values if isinstance(values, list) else ():
+            if key == "model" and isinstance(value, dict):
+                yield value
+            elif key in ("model.file", "model.torchvision"):
+                yield {key.removeprefix("model."): value}
 
 
 def with_networks(
