@@ -29,7 +29,9 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plugin:
     """Base of every plugin. Subclasses set `name`, may set `Options`, and read `self.options`."""
 
-    name: ClassVar[str] = ""
+    name: str = ""
+    key: ClassVar[str] = ""
+    """The option by which it is chosen, of a plugin without a name."""
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def __init__(self, options: Any = None) -> None:
@@ -51,6 +53,7 @@ class Registry(Generic[P]):
     def __init__(self, package: ModuleType, base: type[P], kind: str) -> None:
         self._package, self._base, self._kind = package, base, kind
         self._classes: dict[str, type[P]] | None = None
+        self._unnamed: dict[str, type[P]] = {}
 
     def built_in(self) -> dict[str, type[P]]:
         """The classes of the package by name, sorted. Raises PluginError when two files claim one name."""
@@ -72,12 +75,27 @@ class Registry(Generic[P]):
 
     def _add(self, found: dict[str, type[P]], classes: Iterable[Any]) -> None:
         for cls in classes:
-            own = issubclass(cls, self._base) and cls is not self._base and cls.name
-            if own and found.setdefault(cls.name, cls) is not cls:
+            if not issubclass(cls, self._base) or cls is self._base:
+                continue
+            if cls.key:
+                self._unnamed[cls.key] = cls
+            elif cls.name and found.setdefault(cls.name, cls) is not cls:
                 raise PluginError(
                     f"two {self._kind}s are called {cls.name!r}: {found[cls.name]} and {cls}",
                     hint="give one of them another `name`",
                 )
+
+    def unnamed(self) -> dict[str, type[P]]:
+        """The classes that an option chooses, by that option."""
+        self.built_in()
+        return self._unnamed
+
+    def class_of(self, spec: Mapping[str, Any]) -> type[P] | None:
+        """The class that `spec` chooses, by its name or by an option."""
+        if "name" not in spec:
+            return next((cls for key, cls in self.unnamed().items() if key in spec), None)
+        name = str(spec["name"])
+        return self.classes().get(name) or self._installed(name)
 
     def names(self) -> list[str]:
         return list(self.classes())
@@ -86,7 +104,7 @@ class Registry(Generic[P]):
         """Build the plugin that `spec` names: `{"name": "dtfl", "tiers": 7}`.
 
         Args:
-            spec: `name` and the options beside it.
+            spec: `name` and the options beside it, or the options of a plugin without a name.
             place: where the spec stands (file and key), for messages.
 
         Raises:
@@ -94,8 +112,7 @@ class Registry(Generic[P]):
         """
         where = f"{place}: " if place else ""
         options = dict(spec)
-        name = options.pop("name", None)
-        cls = self.classes().get(str(name)) or self._installed(str(name))
+        name, cls = options.pop("name", None), self.class_of(spec)
         if cls is None:
             known = [*self.names(), *(point.name for point in self._points())]
             raise PluginError(
@@ -104,7 +121,8 @@ class Registry(Generic[P]):
             )
 
         def here(inner: str) -> str:
-            return f"{where}{self._kind} {name!r}{f': {inner}' if inner else ''}"
+            named = f" {name!r}" if name else ""
+            return f"{where}{self._kind}{named}{f': {inner}' if inner else ''}"
 
         return cls(convert(options, cls.Options, here, error=PluginError))
 
@@ -113,7 +131,7 @@ class Registry(Generic[P]):
         try:
             self.create(spec, where(place))
         except UsageError as error:
-            cls = self.classes().get(str(spec.get("name")))
+            cls = self.class_of(spec)
             options = {key: value for key, value in spec.items() if key != "name"}
             found = mistakes(options, cls.Options, lambda key: where(f"{place}.{key}"))[0] if cls else {}
             return list(found.values()) if len(found) > 1 else [error]

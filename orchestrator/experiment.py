@@ -22,7 +22,7 @@ from edgebed.plugins import Registry
 from edgebed.typed import Place, nearest, shown, spelled
 from edgebed.wire.settings import Augment, Codec, Optimizer
 from edgebed.wire.topics import NAME
-from orchestrator.files.plugged import also_used, given, take_in
+from orchestrator.files.plugged import also_used, chosen_models, given, take_in, with_networks
 from orchestrator.files.yaml_file import Document, load_yaml, mistakes, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
@@ -309,8 +309,8 @@ def _prepare(document: Document, overrides: Overrides, plugins: Sequence[str]) -
     _override(document, overrides)
     named = document.get("plugins", [])
     if isinstance(named, list) and all(isinstance(each, str) for each in named):
-        document["plugins"] = [*named, *given(plugins)]
-        take_in(document["plugins"], path.parent)
+        document["plugins"], networks = with_networks([*named, *given(plugins)], chosen_models(document), path.parent)
+        take_in(document["plugins"], networks, path.parent)
 
 
 def _mistakes(document: Document) -> tuple[dict[Place, UsageError], Experiment | None]:

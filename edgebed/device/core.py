@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Generator
 
 import msgspec
+import torch
 
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import Batches
@@ -112,7 +113,28 @@ def begin_half(model: StagedModel, assignment: Assignment, body: Body, batches: 
     elif keep:
         model = copy.deepcopy(model)
     model.load(decode_tensors(body))
-    return find_half(assignment.objective)(model, assignment, batches)
+    return drawing_apart(find_half(assignment.objective)(model, assignment, batches), assignment.seed)
+
+
+def drawing_apart(half: Half, seed: int) -> Half:
+    """The half with random numbers of its own, such as those of dropout: they follow from the seed, whatever else this
+    process draws meanwhile."""
+    state, reply = torch.Generator().manual_seed(seed).get_state(), None
+    try:
+        while True:
+            outside = torch.get_rng_state()
+            torch.set_rng_state(state)
+            try:
+                out = half.send(reply)
+            except StopIteration as stop:
+                trained: Trained = stop.value
+                return trained
+            finally:
+                state = torch.get_rng_state()
+                torch.set_rng_state(outside)
+            reply = yield out
+    finally:
+        half.close()
 
 
 def run_task(

@@ -259,7 +259,8 @@ class FedGKT(Method):
 
     def model_spec(self, spec: Mapping[str, object]) -> dict[str, object]:
         """With a classifier of two residual blocks, unless `spec` says otherwise or the model has none."""
-        known = MODELS.classes()[str(spec["name"])].Options.__struct_fields__
+        cls = MODELS.class_of(spec)
+        known = () if cls is None else cls.Options.__struct_fields__
         return (
             {**spec, "head_blocks": spec.get("head_blocks", CLASSIFIER_BLOCKS)} if "head_blocks" in known else {**spec}
         )

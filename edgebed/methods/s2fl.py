@@ -343,8 +343,9 @@ def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]
         UsageError: not increasing, or one that leaves the device or the server no stage.
     """
     points = model.split_points
-    chosen = tuple(wanted) or tuple(dict.fromkeys(points[place * (len(points) - 1) // 2] for place in range(3)))
-    if list(chosen) != sorted(set(chosen)) or not all(1 <= cut < len(model) for cut in chosen):
+    spread = {points[place * (len(points) - 1) // 2]: None for place in range(3 if points else 0)}
+    chosen = tuple(wanted) or tuple(spread)
+    if not chosen or list(chosen) != sorted(set(chosen)) or not all(1 <= cut < len(model) for cut in chosen):
         raise UsageError(
             f"cuts {list(chosen)} of a model with {len(model)} stages",
             hint=f"give increasing cuts in 1..{len(model) - 1}",

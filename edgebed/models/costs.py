@@ -70,6 +70,7 @@ class ModelCosts(msgspec.Struct, frozen=True):
     cuts: list[CutCosts]  # the last one is the whole model on the device
     stages: list[PartCosts]
     heads: dict[int, PartCosts]  # by cut
+    uncut: str = ""  # why a network of one stage has no more, and what can be done
 
     def training_flops(self, stages: int, train_from: int = 0, *, head: bool = False) -> int:
         """Operations per batch on a device that holds `stages` stages and trains those from `train_from` on: forward
@@ -83,11 +84,15 @@ class ModelCosts(msgspec.Struct, frozen=True):
 def model_costs(plugin: ModelPlugin, task: LearningTask, batch: int) -> ModelCosts:
     """Count everything. Raises UsageError if the model cannot take such an input."""
     plugin.check_takes(task)
+    uncut = ""
     try:
         with torch.device("meta"):
             model = plugin.build(task)
+        uncut = model.uncut
         return built_costs(model, plugin.name, plugin.summary, batch)
     except (RuntimeError, ValueError, IndexError) as error:
+        if uncut:
+            raise UsageError(f"the operations of {plugin.name} cannot be counted: {uncut}") from None
         shape = "x".join(map(str, task.input_shape))
         raise UsageError(
             f"{plugin.name} cannot take an input of {shape}: {error}", hint="give a larger shape, or another model"
@@ -111,6 +116,7 @@ def built_costs(model: StagedModel, name: str, summary: str, batch: int) -> Mode
         cuts=_cuts(stages, heads, shapes, batch),
         stages=stages,
         heads=heads,
+        uncut=model.uncut,
     )
 
 
@@ -199,14 +205,21 @@ def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) 
 
 
 def stage_flops(model: StagedModel) -> list[int]:
-    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed."""
+    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed.
+
+    Raises:
+        UsageError: it needs values, not shapes alone.
+    """
     with torch.device("meta"), torch.no_grad():
         bare = copy.deepcopy(model).to("meta").eval()
         x = blank_x(model.task, 1)
         flops: list[int] = []
         for name in model.stage_names:
-            with _flop_counter() as counter:
-                x = bare.get_submodule(name)(x)
+            try:
+                with _flop_counter() as counter:
+                    x = bare.get_submodule(name)(x)
+            except RuntimeError as error:
+                raise UsageError(f"operations cannot be counted without values: {error}") from None
             flops.append(max(1, counter.get_total_flops()))
     return flops
 

@@ -38,6 +38,7 @@ class StagedModel(nn.Module):
         task: what is learned: the shape of a sample, and the classes.
         split_points: the cuts from which a method such as S²FL chooses if its options name none, increasing; all cuts
             1..L-1 if not given.
+        uncut: of a network with one stage that was to have more: why, and what can be done.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class StagedModel(nn.Module):
         task: LearningTask,
         *,
         split_points: Sequence[int] = (),
+        uncut: str = "",
     ) -> None:
         super().__init__()
+        self.uncut = uncut
         self.split_points = tuple(split_points) or tuple(range(1, len(stages)))
         """Candidate cuts of a method (S²FL) whose options name none."""
         self.stage_names = [name for name, _ in stages]

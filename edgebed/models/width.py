@@ -191,7 +191,7 @@ def narrow_model(model: StagedModel, keep: Keep) -> StagedModel:
     narrow = copy.deepcopy(model)
     for path, module in narrow.named_modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            value = small[f"{path}.{name}"]
+            value = small.get(f"{path}.{name}", tensor)
             if value.shape != tensor.shape:
                 tensor.data = value.clone()
         _describe(module)

@@ -16,12 +16,20 @@ from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from edgebed.wire.settings import LearningTask
 from orchestrator.cli.arguments import Json
-from orchestrator.cli.console import columns, console, log, print_json
+from orchestrator.cli.console import columns, log, print_json, print_whole, show
+from orchestrator.files.plugged import take_in, with_networks
 from orchestrator.files.yaml_file import parse
-from orchestrator.records.words.formatting import NONE, number
+from orchestrator.records.words.formatting import NONE, number, percent
 
 
 def command(
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="One model: FILE.py:CLASS of your own, a classifier of torchvision, or one that is listed."
+        ),
+    ] = "",
+    stages: Annotated[int | None, typer.Option(min=1, max=64, help="Cut NETWORK into at most so many stages.")] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -36,17 +44,34 @@ def command(
     as_json: Json = False,
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
-    if options and not model:
+    if model and network:
+        raise UsageError(f"{network} and --model {model}", hint="name one model")
+    one = spec_of(network, stages) if network else {"name": model} if model else {}
+    if options and not one:
         raise UsageError("--set without --model", hint="name the model that has these options")
     shape = parse_shape(data_shape)
-    specs = [{"name": model, **parse_options(options or [])}] if model else [{"name": name} for name in MODELS.names()]
+    specs = [one | parse_options(options or [])] if one else [{"name": name} for name in MODELS.names()]
+    take_in(*with_networks([], specs))
     with log.status("counting"):
-        costs = list(_counted(specs, shape, classes, batch, refuse=bool(model)))
+        costs = list(_counted(specs, shape, classes, batch, refuse=bool(one)))
     if as_json:
         print_json(msgspec.to_builtins(costs))
         return
-    for one in costs:
-        console.print(model_table(one))
+    for each in costs:
+        print_whole(model_table(each))
+        if each.uncut:
+            show(f"It cannot be cut: {each.uncut}")
+
+
+def spec_of(network: str, stages: int | None) -> dict[str, Any]:
+    """A model as an experiment names it."""
+    file, colon, cls = network.rpartition(":")
+    if network in MODELS.names():
+        if stages is not None:
+            raise UsageError(f"--stages: {network} has stages of its own", hint="leave it away")
+        return {"name": network}
+    chosen: dict[str, Any] = {"file": file, "class": cls} if colon else {"torchvision": network}
+    return chosen if stages is None else {**chosen, "stages": stages}
 
 
 def _counted(
@@ -85,15 +110,19 @@ def model_table(costs: ModelCosts) -> Table:
     """One row per cut; the last row is the whole model on the device."""
     shape = "x".join(map(str, costs.input_shape))
     table = Table(
-        *columns(">cut", "after", "features", ">MB", ">parameters", ">fwd", ">+ bwd", ">server", no_wrap=True),
+        *columns(
+            ">cut", "after", "features", ">MB", ">parameters", ">share", ">fwd", ">+ bwd", ">server", no_wrap=True
+        ),
         title=f"{costs.name}: {costs.summary}\n{costs.parameters:,} parameters and {costs.head_parameters:,} in heads; "
         f"{shape}, {costs.classes} classes, batches of {costs.batch}",
         caption="per batch: MB (10^6 bytes of float32) of features; GFLOP of\n"
         "the device half with its head, forward and both passes; GFLOP\n"
         "of the server half, both passes. A multiply-add counts as two.\n"
+        "share: of the forward operations of all stages, those until the cut.\n"
         "* marks the model's split points",
         box=box.SIMPLE_HEAD,
     )
+    total = max(1, sum(stage.forward_flops for stage in costs.stages))
     for cut in costs.cuts:
         table.add_row(
             str(cut.cut),
@@ -101,6 +130,7 @@ def model_table(costs: ModelCosts) -> Table:
             "x".join(map(str, cut.feature_shape)) or NONE,
             number(cut.feature_bytes / 1e6) if cut.feature_shape else NONE,
             f"{cut.device_parameters:,}",
+            percent(sum(stage.forward_flops for stage in costs.stages[: cut.cut]) / total),
             number(cut.forward_flops / 1e9),
             number(cut.training_flops / 1e9),
             number(cut.server_flops / 1e9) if cut.feature_shape else NONE,

@@ -49,7 +49,7 @@ def command(
 
 def schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file; texts are those of `profiles/keys.yaml` and of the structs."""
-    plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in registry.classes().values()}
+    plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in _classes(registry)}
     types = [FILES[kind], *(plugins.values() if kind == "experiment" else ())]
     (whole, *found), parts = msgspec.json.schema_components(types, ref_template=f"{REF}{{name}}")
     for struct, texts in load_yaml(shipped("profiles") / "keys.yaml").items():
@@ -58,7 +58,7 @@ def schema(kind: Kind) -> dict[str, Any]:
     if kind == "experiment":
         options = {cls: parts[each["$ref"].removeprefix(REF)] for cls, each in zip(plugins, found, strict=True)}
         for struct, key, registry in CHOSEN:
-            one = {"oneOf": [_choice(cls, options[cls]) for cls in registry.classes().values()]}
+            one = {"oneOf": [_choice(cls, options[cls]) for cls in _classes(registry)]}
             wanted = {"type": "array", "items": one, "minItems": 1} if key == "methods" else one
             keys = parts[struct]["properties"]
             keys[key] = {name: keys[key][name] for name in ("description", "default") if name in keys[key]} | wanted
@@ -67,13 +67,18 @@ def schema(kind: Kind) -> dict[str, Any]:
     return {"$schema": DRAFT, "title": f"Edgebed: {kind} file", **whole, "$defs": kept}
 
 
+def _classes(registry: Registry[Any]) -> list[type[Plugin]]:
+    return [*registry.classes().values(), *registry.unnamed().values()]
+
+
 def _choice(cls: type[Plugin], options: dict[str, Any]) -> dict[str, Any]:
-    """What may stand there for one plug-in: its name, and its options."""
+    """What may stand there for one plug-in: its name, if it has one, and its options."""
     about = getattr(cls, "summary", "") or (inspect.getdoc(inspect.getmodule(cls)) or "").partition("\n")[0]
+    name = {"name": {"const": cls.name, "description": about}} if cls.name else {}
     return {
         **options,
-        "title": cls.name,
+        "title": cls.name or cls.key,
         "description": " ".join(f"{about} {options.get('description', '')}".split()),
-        "properties": {"name": {"const": cls.name, "description": about}, **options["properties"]},
-        "required": ["name", *options.get("required", [])],
+        "properties": {**name, **options["properties"]},
+        "required": [*name, *options.get("required", [])],
     }

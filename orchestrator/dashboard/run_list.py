@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError, printable
+from edgebed.models.network import called
 from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.files.plain import read_plain
@@ -211,7 +212,7 @@ def about(folder: Path) -> dict[str, Any]:
         path = folder / "experiment.yaml"
         found, _ = parse(read_plain(path, MOST_BYTES).decode(), path)
         rounds = found.get("training", {}).get("rounds")
-        names = {key: printable(str(found[key]["name"])) for key in ("model", "data")}
+        names = {"model": printable(called(found["model"])), "data": printable(str(found["data"]["name"]))}
         return names | {"of": rounds if isinstance(rounds, int) else None}
     except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError, AttributeError):
         return {"model": "", "data": "", "of": None}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgebed import plugin_code
 from edgebed.errors import FileError, PluginError, UsageError, printable
+from edgebed.models.network import code_of
 from edgebed.module_process import OURS
 from edgebed.plugin_code import LOADED, PluginCode, classes_of, read_plugin, sha256_of, use
 from edgebed.plugins import Plugin
@@ -22,10 +24,48 @@ def given(plugins: Iterable[str | os.PathLike[str]]) -> list[str]:
     return [os.path.abspath(t) if (os.sep in t or t.endswith(".py")) and os.path.exists(t) else t for t in texts]
 
 
-def take_in(specs: Sequence[str], near: Path = Path()) -> None:
+def chosen_models(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What an experiment chooses as a model, in any setting of its sweep, as far as it may be one."""
+    simulation, sweep = document.get("simulation"), document.get("sweep")
+    as_if = simulation.get("as_if") if isinstance(simulation, dict) else None
+    chosen = [each.get("model") for each in (document, as_if) if isinstance(each, dict)]
+    yield from (each for each in chosen if isinstance(each, dict))
+    for key, values in sweep.items() if isinstance(sweep, dict) else ():
+        for value in values if isinstance(values, list) else ():
+            if key == "model" and isinstance(value, dict):
+                yield value
+            elif key in ("model.file", "model.torchvision"):
+                yield {key.removeprefix("model."): value}
+
+
+def with_networks(
+    specs: Sequence[str], models: Iterable[dict[str, Any]], near: Path = Path()
+) -> tuple[list[str], set[str]]:
+    """The plug-ins that an experiment names and those whose code its models are, and the names of the latter. From then
+    on a model's `file` is without a folder: it is in the plug-in of that name.
+
+    Args:
+        models: as the experiment chooses them.
+        near: the folder in which relative paths start.
+    """
+    every, names = list(specs), set()
+    for model in models:
+        if not (code := code_of(model)):
+            continue
+        here, given = Path(os.path.abspath(near / code)), [Path(os.path.abspath(near / each)) for each in every]
+        names.add(here.stem)
+        if here.stem not in [each.stem for each in given] or (here.exists() and here not in given):
+            every.append(code)
+        if "file" in model:
+            model["file"] = here.name
+    return every, names
+
+
+def take_in(specs: Sequence[str], networks: Collection[str] = (), near: Path = Path()) -> None:
     """Use these plug-ins in this process.
 
     Args:
+        networks: names of plug-ins that need no class of a plugin.
         near: the folder in which relative paths start.
 
     Raises:
@@ -38,7 +78,7 @@ def take_in(specs: Sequence[str], near: Path = Path()) -> None:
         _refuse_shadowing(code)
     use(codes)
     for code in codes:
-        if not any(issubclass(each, Plugin) and each.name for each in classes_of(code)):
+        if code.name not in networks and not any(issubclass(each, Plugin) and each.name for each in classes_of(code)):
             plugin_code.forget(code.name)
             raise PluginError(
                 f"the plug-in {code.told.source} has no method, model or data set",

@@ -153,7 +153,7 @@ def in_full(experiment: Experiment) -> dict[str, Any]:
 
 
 def _options(registry: Registry[Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": spec["name"], **msgspec.structs.asdict(registry.create(spec).options)}
+    return {**spec, **msgspec.to_builtins(registry.create(spec).options)}
 
 
 def plain(value: Any) -> dict[str, Any]:

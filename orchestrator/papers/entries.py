@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import UsageError
+from edgebed.models.network import called
 from orchestrator.papers.tables import Job, Reproduction, Scale, ScaleName, jobs, scaled
 from orchestrator.records.compare.quantities import RunFigures, quantity
 from orchestrator.records.compare.ratios import Entry, entries
@@ -99,9 +100,9 @@ def about(at: Scale, todo: Sequence[Job], *, simulated: bool) -> str:
     """What was run, in words: the scale, and the source of the times and bytes of a simulation."""
     text = " ".join(at.about.split())
     as_if = todo[0].experiment.simulation.as_if if todo and simulated else None
-    if as_if is None or as_if.model.get("name") == todo[0].experiment.model.get("name"):
+    if as_if is None or called(as_if.model) == called(todo[0].experiment.model):
         return text
     return (
-        f"{text} Seconds and bytes are those of {as_if.model.get('name')} on {as_if.train_samples} samples in batches "
+        f"{text} Seconds and bytes are those of {called(as_if.model)} on {as_if.train_samples} samples in batches "
         f"of {as_if.batch_size} (simulation.as_if); accuracies and rounds are those of the model that was trained."
     )

@@ -195,5 +195,5 @@ def _experiment(settings: Settings, target: float, path: Path) -> Experiment:
     options = settings.pop("options", {})
     settings["methods"] = [{**method, **options} for method in settings.get("methods", [])]
     experiment = convert(settings, Experiment, path)
-    take_in(experiment.plugins, path.parent)
+    take_in(experiment.plugins, near=path.parent)
     return experiment

@@ -248,4 +248,5 @@ def _method_mistakes(
             with within(f"{place}: {method.name} with the model {plugin.name}"):
                 method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))
         except UsageError as error:
-            yield error
+            uncut = models[key].uncut if key in models else ""
+            yield UsageError(f"{error}: it cannot be cut: {uncut}", hint=error.hint) if uncut else error

@@ -63,7 +63,7 @@ class HalfPool:
         """A task was sent."""
         assignment = self._own(assignment)
         self.forget(assignment.device)
-        kind = kind_of(assignment, self._shards[assignment.device]) if self._batched else None
+        kind = kind_of(assignment, self._shards[assignment.device]) if self._batched and not self._model.uncut else None
         if kind is not None and kind not in self._alone:
             self._expected.setdefault(kind, {})[assignment.device] = (assignment, body)
 

@@ -19,6 +19,7 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
 from edgebed.models.learning import task_at
+from edgebed.models.network import called
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
 from edgebed.wire.messages import Assignment, Cost, Header, Reply, Task, Update, Upload
@@ -210,8 +211,8 @@ def surrogate_costs(
         wanted.batch_size,
         experiment.training.batch_size,
         experiment.training.codec,
-        f"times and bytes of {wanted.model.get('name')} with {wanted.train_samples / len(samples):.0f} samples per "
-        f"device (as_if), learning by {experiment.model.get('name')}",
+        f"times and bytes of {plugin.name} with {wanted.train_samples / len(samples):.0f} samples per "
+        f"device (as_if), learning by {called(experiment.model)}",
     )
 
 

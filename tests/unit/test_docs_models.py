@@ -22,7 +22,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "adding-a-model.md").read_
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("code", EXAMPLES, ids=["plain", "torchvision"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["plain"])
 def test_an_added_model_does_what_every_model_does(
     code: str, check: Callable[[ModelPlugin, LearningTask], None]
 ) -> None:
@@ -37,7 +37,7 @@ def test_an_added_model_does_what_every_model_does(
 
 
 def test_an_added_model_is_short() -> None:
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 1
     assert all(len(code.splitlines()) < 30 for code in EXAMPLES)
 
 

@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 FOLDERS = "edgebed|orchestrator|edge_agent|profiles|tests|benchmarks|docker|examples"
-WRITTEN_BY_THE_READER = {"fedavgm.py", "my_method.py", "my_splitfed.py", "random.py", "sensors.py"}
+WRITTEN_BY_THE_READER = {"net.py", "fedavgm.py", "my_method.py", "my_splitfed.py", "random.py", "sensors.py"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
