@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from orchestrator.records.account import summarise
 from orchestrator.records.summary import Summary
-from orchestrator.records.types import Record
+from orchestrator.records.types import Record, RunStarted
+from tests.synthetic import Synthetic
 
 
 def summarised(records: Iterable[Record]) -> dict[str, Any]:
@@ -18,3 +21,12 @@ def summarised(records: Iterable[Record]) -> dict[str, Any]:
 def changed(summary: Summary, **figures: Any) -> Summary:
     """With other figures, by the names of `summary.json`."""
     return Summary.of_dict(summary.as_dict() | figures)
+
+
+def timed(method: str, seed: int, time: float | None) -> Summary:
+    """Of a made-up run that took so long to its target; None: it did not reach it."""
+    records = [
+        msgspec.structs.replace(r, seed=seed) if isinstance(r, RunStarted) else r
+        for r in Synthetic(method=method).records
+    ]
+    return changed(summarise(records), time_to_target_s=time)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.records.compare.censored import area, curve, horizon, log_rank_p, restricted, times
 from orchestrator.records.summary import Summary
-from tests.summaries import changed
-from tests.unit.test_groups import run
+from tests.summaries import changed, timed
 
 SOME = [(30.0, True), (40.0, False), (60.0, True)]
 ALL = [(30.0, True), (40.0, True), (60.0, True)]
@@ -99,7 +98,9 @@ def test_pseudo_values_keep_the_restricted_mean_beyond_the_longest_run() -> None
 
 
 def runs(*found: tuple[float, bool]) -> list[Summary]:
-    return [changed(run("dtfl", seed, at if reached else None), total_s=at) for seed, (at, reached) in enumerate(found)]
+    return [
+        changed(timed("dtfl", seed, at if reached else None), total_s=at) for seed, (at, reached) in enumerate(found)
+    ]
 
 
 def test_the_horizon_is_where_the_first_curve_is_known_no_longer() -> None:

@@ -6,30 +6,18 @@ import csv
 import io
 import re
 
-import msgspec
 import pytest
 
-from orchestrator.records import types as t
-from orchestrator.records.account import summarise
 from orchestrator.records.compare.comparison import compare
 from orchestrator.records.compare.groups import Estimate, default_baseline, estimate, group, profiles, speed_up
 from orchestrator.records.compare.tabulate import to_csv, to_latex, with_interval
 from orchestrator.records.summary import Summary
 from orchestrator.records.words.formatting import seconds
-from tests.summaries import changed
-from tests.synthetic import FLEET, Synthetic
+from tests.summaries import changed, timed
+from tests.synthetic import FLEET
 
-
-def run(method: str, seed: int, time: float | None) -> Summary:
-    records = [
-        msgspec.structs.replace(r, seed=seed) if isinstance(r, t.RunStarted) else r
-        for r in Synthetic(method=method).records
-    ]
-    return changed(summarise(records), time_to_target_s=time)
-
-
-QUICK = [run("dtfl", seed, time) for seed, time in ((1, 10.0), (2, 12.0), (3, 14.0))]
-SLOW = [run("fedavg", seed, time) for seed, time in ((1, 30.0), (2, 24.0), (3, 28.0))]
+QUICK = [timed("dtfl", seed, time) for seed, time in ((1, 10.0), (2, 12.0), (3, 14.0))]
+SLOW = [timed("fedavg", seed, time) for seed, time in ((1, 30.0), (2, 24.0), (3, 28.0))]
 
 
 def test_the_interval_is_students() -> None:
@@ -41,11 +29,11 @@ def test_the_interval_is_students() -> None:
 
 
 def test_two_seeds_have_no_interval_and_no_interval_is_clamped() -> None:
-    few = [run("dtfl", seed, time) for seed, time in ((1, 1.0), (2, 20.0))]
+    few = [timed("dtfl", seed, time) for seed, time in ((1, 1.0), (2, 20.0))]
     (found,) = group(few)
     assert (found.time_to_target_s.low, found.time_to_target_s.values) == (None, (1.0, 20.0))
     assert with_interval(found.time_to_target_s, seconds) == "1 s, 20 s"
-    (three,) = group([*few, run("dtfl", 3, 2.0)])
+    (three,) = group([*few, timed("dtfl", 3, 2.0)])
     assert three.time_to_target_s.low is not None
     assert three.time_to_target_s.low < 0
     high = estimate([0.7, 0.99, 0.99]).high
@@ -54,8 +42,8 @@ def test_two_seeds_have_no_interval_and_no_interval_is_clamped() -> None:
 
 
 def test_the_baseline_is_chosen_by_its_method_and_is_named() -> None:
-    assert default_baseline([*QUICK, *SLOW, run("tifl", 1, 5.0)]) is SLOW[-1]
-    assert default_baseline([run("tifl", 1, 5.0), *QUICK]).method == "tifl"
+    assert default_baseline([*QUICK, *SLOW, timed("tifl", 1, 5.0)]) is SLOW[-1]
+    assert default_baseline([timed("tifl", 1, 5.0), *QUICK]).method == "tifl"
     found = compare([*SLOW, *QUICK])
     assert found.labels["speed_up"] == "speed-up over fedavg"
     assert [row["speed_up"] for row in found.rows] == pytest.approx([1, 1, 1, 3, 2, 2])  # each beside its own seed
@@ -84,17 +72,17 @@ def test_a_speed_up_is_of_pairs_of_one_seed() -> None:
 
 
 def test_runs_that_did_not_reach_the_target_are_counted_and_part_of_the_mean() -> None:
-    (found,) = group([*QUICK[:2], changed(run("dtfl", 3, None), total_s=20.0)])
+    (found,) = group([*QUICK[:2], changed(timed("dtfl", 3, None), total_s=20.0)])
     assert (found.reached, found.runs, found.time_to_target_s.count) == (2, 3, 3)
     assert found.time_to_target_s.mean == pytest.approx((10 + 12 + 20) / 3)
     assert found.restricted_to_s == 20
-    (never,) = group([run("dtfl", 1, None)])
+    (never,) = group([timed("dtfl", 1, None)])
     assert never.time_to_target_s == Estimate(None)
 
 
 def test_every_group_of_an_experiment_is_restricted_to_the_same_time() -> None:
     """The last FedAvg ends at 26 s without the target: the curve is 1 to 24 s, then 2/3 to 30 s."""
-    slow = [*SLOW[:2], changed(run("fedavg", 3, None), total_s=26.0)]
+    slow = [*SLOW[:2], changed(timed("fedavg", 3, None), total_s=26.0)]
     dtfl, fedavg = group([*QUICK, *slow])
     assert (dtfl.restricted_to_s, fedavg.restricted_to_s) == (30, 30)
     assert dtfl.time_to_target_s.mean == pytest.approx(12)
@@ -110,7 +98,7 @@ def test_every_group_of_an_experiment_is_restricted_to_the_same_time() -> None:
 
 
 def test_experiments_do_not_restrict_each_other_and_one_run_is_no_test() -> None:
-    late = [SLOW[0], changed(run("fedavg", 2, None), total_s=20.0)]
+    late = [SLOW[0], changed(timed("fedavg", 2, None), total_s=20.0)]
     others = [changed(each, experiment="other") for each in (QUICK[0], *late)]
     dtfl, fedavg, lone, _ = group([*QUICK, *SLOW, *others])
     assert (dtfl.restricted_to_s, fedavg.restricted_to_s, lone.restricted_to_s) == (None, None, 30)
@@ -155,7 +143,7 @@ def sum_of(name: str) -> int:
 
 
 def test_csv_has_a_line_per_run() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(compare([*QUICK, run("dtfl", 4, None)]).rows))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(compare([*QUICK, timed("dtfl", 4, None)]).rows))))
     assert [row["seed"] for row in rows] == ["1", "2", "3", "4"]
     assert rows[0]["time_to_target_s"] == "10.0"
     assert rows[3]["time_to_target_s"] == ""
