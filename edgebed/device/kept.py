@@ -21,7 +21,8 @@ class KeptStates:
         self._runs: dict[str, dict[str, Weights]] = {}  # by run, then by the task that made it
 
     def begin(self, run: str, expected: str) -> Weights:
-        """What a task goes on with, by names with `KEPT`; {} where it begins with none or brings a copy.
+        """What a task goes on with, by names with `KEPT`; {} where it begins with none or brings a copy. The half may
+        change it in place.
 
         Args:
             expected: the task whose state it is to be; "" for none.
@@ -35,7 +36,7 @@ class KeptStates:
         if expected not in kept:
             raise RunError(f"the device state of task {expected} is gone", hint="the next task brings a copy, if any")
         self._runs[run] = {expected: kept[expected]}
-        return with_prefix(kept[expected], KEPT)
+        return with_prefix({name: value.clone() for name, value in kept[expected].items()}, KEPT)
 
     def keep(self, run: str, task: str, state: Weights) -> None:
         """The task is done, and leaves this."""

@@ -28,6 +28,7 @@ class Memory(msgspec.Struct):
 
     steps: int = 0  # of the server: t
     updates: int = 0  # in the buffer: k
+    at_work: int = 0  # devices: M_c
 
 
 class FedBuff(FedAvg):
@@ -60,8 +61,9 @@ class FedBuff(FedAvg):
 
     def lanes(self, devices: Sequence[DeviceView]) -> dict[str, list[DeviceView]]:
         """One for each device at work; any idle device may be the next of each."""
-        at_work = self.options.concurrency or len(self.context.devices or devices)
-        return {f"slot {number}": list(devices) for number in range(1, at_work + 1)}
+        if not self.memory.at_work:
+            self.memory.at_work = self.options.concurrency or len(self.context.devices or devices)
+        return {f"slot {number}": list(devices) for number in range(1, self.memory.at_work + 1)}
 
     def draw(self, round: int, devices: Sequence[DeviceView], share: float, seed: int) -> list[DeviceView]:
         """One of the idle devices."""
@@ -82,7 +84,8 @@ class FedBuff(FedAvg):
         if self.memory.updates < self.options.buffer:
             return weights
         merged = {name: self._stepped(name, w) if name in self.buffer else w for name, w in weights.items()}
-        self.buffer, self.memory = {}, Memory(self.memory.steps + 1)
+        self.buffer, self.memory.updates = {}, 0
+        self.memory.steps += 1
         return merged
 
     def _added(self, name: str, w: Tensor, scale: float, part: Contribution) -> Tensor:

@@ -19,21 +19,18 @@ from edgebed.errors import RunError
 from edgebed.methods.base import (
     Batch,
     Context,
-    Contribution,
     DeviceView,
-    Method,
     Outgoing,
     Plan,
     Replies,
     Schedule,
     ServerHalf,
     Stream,
-    assign,
     device_half,
 )
-from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.methods.parts.distillation import row_bounds, rows_of, samples_of
 from edgebed.methods.parts.local_training import DevicePart, Half, UpperHalf
+from edgebed.methods.splitfed import SplitFed
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.messages import Assignment
 
@@ -81,7 +78,7 @@ def dense(values: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     return values.new_zeros(len(values), size).scatter(1, places, values).reshape(len(values), *shape)
 
 
-class TopkSplit(Method):
+class TopkSplit(SplitFed):
     """**[ours]** A device that lost what it had left out begins again with zeros: the server has no copy of it. With
     patches that are shuffled, it is kept in the order of the device's own features."""
 
@@ -89,31 +86,26 @@ class TopkSplit(Method):
     keeps_state = True
     variants = ({"share": 1.0},)
 
-    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    class Options(SplitFed.Options, frozen=True, forbid_unknown_fields=True):
         """`cut`: stages on the device; `share`: k ÷ the entries of a sample's features."""
 
-        cut: Annotated[int, msgspec.Meta(ge=1)] = 2
         share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-        aggregate: Aggregate = "samples"
 
     options: Options
+
+    def learning(self) -> dict[str, object]:
+        return {"as": "topk-split", **msgspec.structs.asdict(self.options)}
 
     def setup(self, context: Context) -> None:
         super().setup(context)
         self.k = math.ceil(self.options.share * math.prod(context.model.feature_shape(self.options.cut)))
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
+        assignments = super().plan(round, devices, schedule).assignments
         return Plan(
             {
-                device.name: assign(
-                    self.context,
-                    device,
-                    schedule,
-                    round,
-                    stages=self.options.cut,
-                    objective="topk",
-                    uploads=("features", "weights"),
-                    options={"k": self.k, "samples": device.samples},
+                device.name: msgspec.structs.replace(
+                    assignments[device.name], objective="topk", options={"k": self.k, "samples": device.samples}
                 )
                 for device in devices
             }
@@ -121,11 +113,8 @@ class TopkSplit(Method):
 
     def streams(self, assignment: Assignment) -> dict[str, Stream]:
         labels = super().streams(assignment)["labels"]
-        return {
-            "values": Stream((self.k,), torch.float32),
-            "places": Stream((self.k,), torch.int32),
-            "labels": labels,
-        }
+        sparse = {"values": Stream((self.k,), torch.float32), "places": Stream((self.k,), torch.int32)}
+        return {**sparse, "labels": labels}
 
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
@@ -133,6 +122,3 @@ class TopkSplit(Method):
         return [
             SparseUpper(self.context.model, weights, each, accelerator, gradient=True) for each in assignments.values()
         ]
-
-    def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
-        return merge_by_name(weights, contributions, self.options.aggregate)

@@ -48,6 +48,7 @@ def test_what_is_kept_does_not_change_with_the_tensors_of_the_half() -> None:
     states, tensors = KeptStates(), value(1.0)
     states.keep("run", "1", tensors)
     tensors["m"] += 1
+    states.begin("run", "1")["kept.m"] += 1
     assert states.begin("run", "1") == {"kept.m": torch.tensor([1.0])}
 
 
