@@ -97,8 +97,8 @@ def opened(
     extra, names = without_prefix(tensors, EXTRA), method.update_names(assignment, report.notes)
     why = fault(reference, update, names) or extra_fault(method.extra(assignment), extra)
     if not why:
-        update = method.decode_update(assignment, report, reference, update, extra)
-        why = fault(reference, update, reference.keys() & update)
+        encoded, update = update, method.decode_update(assignment, report, reference, update, extra)
+        why = "" if update is encoded else fault(reference, update, reference.keys() & update)
     if why:
         raise RunError(why)
     return update, extra
