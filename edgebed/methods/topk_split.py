@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from edgebed.errors import RunError
+from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import (
     Batch,
     Context,
@@ -65,8 +65,9 @@ class SparseUpper(UpperHalf):
         upload = uploads[self.device]
         places = upload["places"].long()
         features = dense(upload["values"], places, self.shape)
-        replies = super().step({self.device: {"features": features, "labels": upload["labels"]}})
-        return {d: {"gradient": reply["gradient"].flatten(1).gather(1, places)} for d, reply in replies.items()}
+        reply = super().step({self.device: {"features": features, "labels": upload["labels"]}})[self.device]
+        assert not isinstance(reply, EdgebedError)
+        return {self.device: {"gradient": reply["gradient"].flatten(1).gather(1, places)}}
 
 
 def dense(values: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
