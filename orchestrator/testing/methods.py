@@ -80,6 +80,7 @@ class Whole:
     log: Log
     state: str
     tensors: Weights
+    copies: bool  # the server had copies of the devices' states
 
 
 _wholes: dict[tuple[int, str], Whole] = {}
@@ -91,11 +92,11 @@ async def whole(case: Case) -> Whole:
     if key not in _wholes:
         method, start, log, agents = make(case), initial(), Log(), Agents()
         middle = await play(method, start, THREE, range(BEFORE), log=log, agents=agents)
-        state = json.dumps(method.state())
+        state, copies = json.dumps(method.state()), any(method.state_copy(device) for device in THREE)
         tensors = {name: value.clone() for name, value in method.tensors().items()}
         kept = {name: value.clone() for name, value in middle.items()}
         end = await play(method, middle, THREE, range(BEFORE, ROUNDS), away=AWAY, log=log, agents=agents)
-        _wholes[key] = Whole(start, kept, end, log, state, tensors)
+        _wholes[key] = Whole(start, kept, end, log, state, tensors, copies)
     return _wholes[key]
 
 
@@ -201,7 +202,7 @@ async def resumes_to_the_same_weights_and_plans(case: Case) -> None:
     """Where devices keep state of which the server has no copy, it is gone, and the weights may be others."""
     run, method = await whole(case), make(case)
     method.restore(json.loads(run.state), {name: value.clone() for name, value in run.tensors.items()})
-    if method.keeps_state and not any(method.state_copy(device) for device in THREE):
+    if method.keeps_state and not run.copies:
         await play(method, dict(run.middle), THREE, range(BEFORE, ROUNDS), away=AWAY)
         return
     why = await _otherwise(run, method)
