@@ -39,7 +39,7 @@ class FedBuff(FedAvg):
 
     name = "fedbuff"
     remembers = "memory"
-    variants = ({"buffer": 2, "concurrency": 2, "lr": 0.5},)
+    variants = ({"buffer": 3, "concurrency": 2, "lr": 0.5},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`buffer`: K, updates for a step; `concurrency`: M_c, devices at work, all by default; `lr`: the server's."""
