@@ -162,7 +162,7 @@ def run_task(
     """
     phases.enter("decode", task.id)
     size = len(body)
-    half = begin(assignment, body, batches, states.begin(task.run, task.state))
+    half = begin(assignment, body, batches, states.begin(task.run, task.state or ""))
     del body
     yield Decoded(size)
     number, reply = 0, None

@@ -67,7 +67,7 @@ class DeviceWork:
         """What it is sent: the weights of its half, and the copy of its device state if that is wanted."""
         tensors = method.task_weights(weights, self.task.assignment)
         self.sizes = {name: value.nbytes for name, value in tensors.items()}
-        self.origin, copy = sent_state(method, self.task.assignment.device, self.task.state)
+        self.origin, copy = sent_state(method, self.task.assignment.device, self.task.state or "")
         self.state_bytes = size_bytes(copy)
         return {**tensors, **copy}
 

@@ -135,7 +135,7 @@ class RoundDriver:
         bounds = bounds_of(self._method, assignment, self._settings.samples[device])
         settings = self._settings
         costs = settings.costs(device, assignment)
-        index, state = settings.indices.get(device, 1.0), settings.states.expected(device)
+        index, state = settings.indices.get(device, 1.0), settings.states.expected(device) or msgspec.UNSET
         task = Task(unique, settings.run, self._round, assignment, costs, index, state)
         bounds, agent = msgspec.structs.replace(bounds, held=bool(costs)), settings.states.agent(device)
         return DeviceWork(task, bounds, settings.queued_uploads, agent)
