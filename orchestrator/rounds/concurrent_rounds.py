@@ -183,11 +183,11 @@ class ConcurrentRounds:
     async def _conclude(self, name: str, begun: Begun, result: RoundResult) -> None:
         steps, progress = self._steps, self._progress
         del self._in_hand[name], self._began_with[name]
-        self._weights = await steps.merge(begun.number, self._weights, result)
+        before, self._weights = self._weights, await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
         self._unsaid.append((msgspec.structs.replace(progress), result, seconds))
-        if result.contributions:
+        if result.contributions and (self._weights is not before or not steps.tested(progress)):
             self._untested, progress.untested = (begun.number, self._weights), True
         self._count_void(begun, result)
         await self._keep(name, begun.number)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.records.types import DeviceDone, TaskSent
+from orchestrator.rounds.bounds import TENSOR_BYTES
 from orchestrator.scenario.agenda import Scenario
 from orchestrator.scenario.spec import ScenarioEvent
 from tests.component._fleet import model, training
@@ -18,7 +19,8 @@ WANTED = training(rounds=4, batch_size=8, optimizer={"name": "sgd", "lr": 0.05})
 SCAFFOLD = {"name": "scaffold"}
 WHOLE = model().stages(0, len(model()))
 STATE_BYTES = sum(value.nbytes for value in WHOLE.parameters())
-AWAY = [{"round": 1, "device": "b", "do": "leave"}, {"round": 2, "device": "b", "do": "return"}]
+AWAY = [{"round": 2, "device": "b", "do": "leave"}, {"round": 3, "device": "b", "do": "return"}]
+"""Rounds are counted from 1 here, from 0 in records."""
 
 
 def scenario(events: list[dict[str, Any]]) -> Scenario:
@@ -29,11 +31,12 @@ def sent(run: Played, device: str) -> dict[int, TaskSent]:
     return {task.round: task for task in run.of(TaskSent) if task.device == device}
 
 
-def test_scaffold_sends_twice_the_bytes_of_fedavg_and_no_state(tmp_path: Path) -> None:
+def test_scaffold_sends_a_control_variate_with_every_task_and_no_state(tmp_path: Path) -> None:
     run, fedavg = (play(tmp_path, THREE, {"name": name}, WANTED) for name in ("scaffold", "fedavg"))
-    down, plain = (sum(task.bytes for task in each.of(TaskSent)) for each in (run, fedavg))
-    statistics = 1 - STATE_BYTES / sum(value.nbytes for value in WHOLE.state_dict().values())
-    assert 1.9 - statistics < down / plain < 2.1
+    more = [task.bytes - plain.bytes for task, plain in zip(run.of(TaskSent), fedavg.of(TaskSent), strict=True)]
+    names = len(list(WHOLE.parameters()))
+    assert len(more) == 12
+    assert all(STATE_BYTES < each < STATE_BYTES + names * TENSOR_BYTES for each in more)
     assert {task.state_bytes for task in run.of(TaskSent)} == {0}
     assert {done.extra_bytes for done in run.of(DeviceDone)} == {STATE_BYTES}
     assert {done.extra_bytes for done in fedavg.of(DeviceDone)} == {0}
