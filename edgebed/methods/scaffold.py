@@ -65,9 +65,6 @@ class Scaffold(FedAvg):
 
     options: Options
 
-    def learning(self) -> dict[str, object]:
-        return {"as": "scaffold", "lr": self.options.lr}
-
     def check_schedule(self, schedule: Schedule) -> None:
         if schedule.optimizer.name != "sgd" or schedule.optimizer.momentum:
             raise UsageError(

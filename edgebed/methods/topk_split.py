@@ -94,9 +94,6 @@ class TopkSplit(SplitFed):
 
     options: Options
 
-    def learning(self) -> dict[str, object]:
-        return {"as": "topk-split", **msgspec.structs.asdict(self.options)}
-
     def setup(self, context: Context) -> None:
         super().setup(context)
         self.k = math.ceil(self.options.share * math.prod(context.model.feature_shape(self.options.cut)))
