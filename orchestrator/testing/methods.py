@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.base import METHODS, Method, Plan
@@ -18,7 +19,7 @@ from edgebed.plugin_code import LOADED, classes_of
 from orchestrator.files.plugged import given, take_in
 from orchestrator.papers.learnings import learning_of
 from orchestrator.testing.agents import Agents
-from orchestrator.testing.rounds import EVERY, Log, Step, loss_on, make_method, play, small_model
+from orchestrator.testing.rounds import EVERY, Log, Step, make_method, play, shard, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
 ROUNDS, BEFORE = 6, 4
@@ -121,6 +122,18 @@ async def merges_three_devices_to_finite_weights(case: Case) -> None:
     require(fits(run.end), "the merged weights are not finite, or have other shapes or types than the model's")
     require(not same(before, run.end), f"after {ROUNDS} rounds the weights are those of the start")
     require(same(before, run.start), "it changed the weights that it was given: `merge` must return new tensors")
+
+
+def loss_on(weights: Weights, devices: Mapping[str, int]) -> float:
+    """Mean cross-entropy of the whole model over the samples of the devices (name -> samples). Those of a device are
+    one batch, whose statistics batch norm takes."""
+    model, total = small_model(), 0.0
+    model.load(dict(weights))
+    with torch.no_grad():
+        for device, samples in devices.items():
+            x, y = shard(device, samples)
+            total += float(nn.functional.cross_entropy(model.train()(x), y, reduction="sum"))
+    return total / sum(devices.values())
 
 
 async def gets_better_at_what_it_trains_on(case: Case) -> None:

@@ -144,18 +144,6 @@ def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     return iter(ShardBatches(as_shard(data), assignment))
 
 
-def loss_on(weights: Weights, devices: Mapping[str, int]) -> float:
-    """Mean cross-entropy of the whole model over the samples of the devices (name -> samples). Those of a device are
-    one batch, whose statistics batch norm takes."""
-    model, total = small_model(), 0.0
-    model.load(dict(weights))
-    with torch.no_grad():
-        for device, samples in devices.items():
-            x, y = shard(device, samples)
-            total += float(nn.functional.cross_entropy(model.train()(x), y, reduction="sum"))
-    return total / sum(devices.values())
-
-
 def work_s(cpus: float, batches: int, stages: int) -> float:
     """Seconds of a device's work: slow devices are slower than they declare, so that measuring them changes plans."""
     return 0.1 * batches * stages / cpus**2
