@@ -29,11 +29,12 @@ from edgebed.device.core import (
     complete_assignment,
     run_task,
 )
+from edgebed.device.kept import KeptStates
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.pieces import Kinds
 from edgebed.methods.parts.local_training import Half
-from edgebed.models.staged import MODELS, StagedModel
+from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Codec, LearningTask, Optimizer
@@ -72,12 +73,14 @@ class TaskIO(Protocol):
 
 class DeviceTrainer:
     """Does tasks on this device's shard, where the shard's batches go: on the CPU or an accelerator. It keeps the model
-    between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half."""
+    between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half. What
+    halves keep (`KeptStates`) stays."""
 
     def __init__(self, shard: Shard, phases: PhaseLog) -> None:
         self._shard, self._phases = shard, phases
         settle(shard.accelerator)
         self._built: tuple[bytes, StagedModel] | None = None
+        self._states = KeptStates()
 
     def run(self, task: Task, body: Body, io: TaskIO, threads: int, cpus: float = 0.0) -> Result:
         """Do one task. Raises UsageError for an assignment that this device cannot do, and Cancelled when the task is
@@ -87,7 +90,7 @@ class DeviceTrainer:
         kinds = Kinds()
         batches = self._batches(assignment, io, kinds)
         built = self._built
-        steps = run_task(task, assignment, body, self._begin, batches, self._phases)
+        steps = run_task(task, assignment, body, self._begin, batches, self._phases, self._states)
         del body  # only the core holds it, and lets go of it when it has been decoded
         driver = _Driver(assignment, io, self._shard.accelerator)
         answer: bytes | None = None
@@ -119,8 +122,8 @@ class DeviceTrainer:
 
         return ShardBatches(self._shard, assignment, before=io.check, after=after)
 
-    def _begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
-        return begin_half(self._model(assignment), assignment, body, batches, keep=False)
+    def _begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
+        return begin_half(self._model(assignment), assignment, body, batches, kept, keep=False)
 
     def _model(self, assignment: Assignment) -> StagedModel:
         key = msgspec.msgpack.encode((assignment.model, assignment.learns))

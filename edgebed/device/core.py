@@ -17,12 +17,13 @@ import torch
 
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import Batches
+from edgebed.device.kept import KeptStates
 from edgebed.device.phases import PhaseLog
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.costs import size_bytes
-from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.staged import EXTRA, StagedModel, Weights, with_prefix
 from edgebed.models.width import narrow_model
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
@@ -31,9 +32,9 @@ from edgebed.wire.settings import Codec
 Body = bytes | bytearray | memoryview
 """Encoded tensors."""
 
-Begin = Callable[[Assignment, Body, Batches], Half]
-"""Starts the device half of an assignment with the weights of a task's body. The work may be put off to the first
-`send`."""
+Begin = Callable[[Assignment, Body, Batches, Weights], Half]
+"""Starts the device half of an assignment with the weights of a task's body, and what the device has kept. The work may
+be put off to the first `send`."""
 
 
 class Cancelled(EdgebedError):
@@ -99,10 +100,13 @@ def complete_assignment(assignment: Assignment, cpus: float, shard: Shard) -> As
     return msgspec.structs.replace(assignment, cpus=cpus, privacy=shard.privacy)
 
 
-def begin_half(model: StagedModel, assignment: Assignment, body: Body, batches: Batches, *, keep: bool) -> Half:
+def begin_half(
+    model: StagedModel, assignment: Assignment, body: Body, batches: Batches, kept: Weights, *, keep: bool
+) -> Half:
     """The half that the assignment names, with the weights of `body`.
 
     Args:
+        kept: the device state, by names with `KEPT`; {} where the task brings it.
         keep: leave `model` as it is and train a copy. A narrower model is always a copy.
 
     Raises:
@@ -112,7 +116,7 @@ def begin_half(model: StagedModel, assignment: Assignment, body: Body, batches: 
         model = narrow_model(model, assignment.keep)
     elif keep:
         model = copy.deepcopy(model)
-    model.load(decode_tensors(body))
+    model.load({**decode_tensors(body), **kept})
     return drawing_apart(find_half(assignment.objective)(model, assignment, batches), assignment.seed)
 
 
@@ -138,7 +142,13 @@ def drawing_apart(half: Half, seed: int) -> Half:
 
 
 def run_task(
-    task: Task, assignment: Assignment, body: Body, begin: Begin, batches: Batches, phases: PhaseLog
+    task: Task,
+    assignment: Assignment,
+    body: Body,
+    begin: Begin,
+    batches: Batches,
+    phases: PhaseLog,
+    states: KeptStates,
 ) -> CoreSteps:
     """Do a task. Every `AwaitReply` must be resumed with the reply's body, every other step with None.
 
@@ -148,10 +158,11 @@ def run_task(
         assignment: as `complete_assignment` gives it.
         body: the encoded weights. The core lets go of it when it has been decoded.
         phases: the device's log. The core enters each phase before the work of it begins.
+        states: the device's, of all runs.
     """
     phases.enter("decode", task.id)
     size = len(body)
-    half = begin(assignment, body, batches)
+    half = begin(assignment, body, batches, states.begin(task.run, task.state or ""))
     del body
     yield Decoded(size)
     number, reply = 0, None
@@ -167,8 +178,10 @@ def run_task(
         number += 1
     yield Computed(_drawn(batches), upload=False)
     phases.enter("encode")
-    update = encode_tensors(trained.weights, LOSSLESS)
-    yield Encoded(size_bytes(trained.weights), LOSSLESS, update=True)
+    tensors = {**trained.weights, **with_prefix(trained.extra, EXTRA)}
+    update = encode_tensors(tensors, LOSSLESS)
+    yield Encoded(size_bytes(tensors), LOSSLESS, update=True)
+    states.keep(task.run, task.id, trained.state)
     return Result(update, batches.samples, trained.batches, trained.loss, trained.notes)
 
 

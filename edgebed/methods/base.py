@@ -18,6 +18,11 @@ from edgebed import methods as _package
 from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.parts.device_sampling import DRAWS
 from edgebed.methods.parts.evaluation import Score, evaluate
+from edgebed.methods.parts.exchange import Contribution as Contribution
+from edgebed.methods.parts.exchange import Outcome as Outcome
+from edgebed.methods.parts.exchange import Outgoing as Outgoing
+from edgebed.methods.parts.exchange import Stream as Stream
+from edgebed.methods.parts.exchange import Trained as Trained
 from edgebed.models.learning import Batch as Batch
 from edgebed.models.learning import task_at
 from edgebed.models.staged import StagedModel, Weights
@@ -85,60 +90,12 @@ class Plan(msgspec.Struct, frozen=True):
     enough: int | None = None  # the round ends when so many are done; None: when all are
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """How an assignment went, for the next plan. `seconds` is the whole round for this device, on the
-    orchestrator's clock, until its last server step; `link_bytes_s` the measured speed of its link."""
-
-    device: str
-    assignment: Assignment
-    report: Report
-    seconds: float
-    communication_s: float
-    link_bytes_s: float
-    server_s: float  # busy seconds of its server half
-
-
-class Contribution(msgspec.Struct, frozen=True):
-    """What one device gives to the merge: its trained device half and its server half (empty for FedAvg)."""
-
-    device: str
-    samples: int
-    assignment: Assignment
-    weights: Weights
-    server_weights: Weights
-
-
-class Stream(msgspec.Struct, frozen=True):
-    """One tensor of an upload: (samples of the batch, *shape), of this dtype."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 Replies = Mapping[str, Weights | EdgebedError]
 """Of one step of a server half, by device: tensors ({} where the device does not wait), or why nothing of its upload
 could be used."""
 
 
 # ---- halves ----
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """What a device half yields: tensors to upload, and whether it waits for the reply."""
-
-    tensors: Weights
-    samples: int
-    wait: bool = False
-
-
-class Trained(msgspec.Struct, frozen=True):
-    """What a device half returns: the weights to send up, the mean loss, the number of batches, and what it has to
-    tell the method (`Report.notes`)."""
-
-    weights: Weights
-    loss: float
-    batches: int
-    notes: dict[str, float] = {}
 
 
 DeviceHalf = Callable[[StagedModel, Assignment, Iterable[Batch]], Generator[Outgoing, Weights | None, Trained]]
@@ -235,6 +192,9 @@ class Method(Plugin):
     one_answer = False
     """Whether a sample must have one answer, and not one for each token."""
 
+    keeps_state = False
+    """Whether its device halves keep tensors on their devices between tasks (`Trained.state`)."""
+
     remembers: ClassVar[str] = ""
     """Name of the attribute whose struct is all that the method remembers as plain data."""
 
@@ -255,11 +215,15 @@ class Method(Plugin):
     def setup(self, context: Context) -> None:
         self.context = context
 
+    def check_schedule(self, schedule: Schedule) -> None:
+        """Raises UsageError for a schedule that the method cannot work with; called before anything starts."""
+
     def lanes(self, devices: Sequence[DeviceView]) -> dict[str, list[DeviceView]]:
         """The devices that are present, by lane: rounds of one lane follow one another, lanes go side by side (FedAT).
-        By default one lane "" with all. No device is in two.
+        By default one lane "" with all.
 
-        Once there is more than one, they stay the same to the end of the run; a lane may have no device for a while. An
+        Once there is more than one, they stay the same to the end of the run; a lane may have no device for a while.
+        `devices` are then those without a round in hand, so that several lanes may offer the same one (FedBuff). An
         `evaluate` of one's own must then read nothing but the weights, for rounds go on beside it.
         """
         return {"": list(devices)}
@@ -283,6 +247,11 @@ class Method(Plugin):
         chosen = {name: weights[name] for name in names}
         keep = assignment.keep
         return slice_weights(chosen, width_groups(self.context.model), keep) if keep else chosen
+
+    def state_copy(self, device: str) -> Weights:
+        """The server's copy of what this device keeps (`keeps_state`), as of the last merge of its work; sent down
+        where the device has lost it. {}: there is none, and the half begins with none."""
+        return {}
 
     def server_halves(
         self, weights: Weights, assignments: Mapping[str, Assignment], accelerator: torch.device
@@ -312,6 +281,26 @@ class Method(Plugin):
     def update_names(self, assignment: Assignment, notes: Mapping[str, float]) -> list[str]:
         """Names of the weights that an update must hold; `notes` are those of its report."""
         return trained_names(self.context.model, assignment)
+
+    def extra(self, assignment: Assignment) -> dict[str, Stream]:
+        """The tensors that an update holds beside weights (`Trained.extra`), each with its whole shape."""
+        return {}
+
+    def decode_update(
+        self, assignment: Assignment, report: Report, sent: Weights, update: Weights, extra: Weights
+    ) -> Weights:
+        """The trained weights from an update with an encoding of its own; by default they are in it as they are. Also
+        the place to check what it holds beside them.
+
+        Args:
+            sent: the weights that the device began with.
+            update: those named by `update_names`, of the shapes in `sent`.
+            extra: finite, of the shapes that `extra` says; all else in it may be wrong.
+
+        Raises:
+            EdgebedError: it makes no sense; the update is refused.
+        """
+        return update
 
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """The next global weights. `contributions` come in the order of device names, whatever the order of arrival."""

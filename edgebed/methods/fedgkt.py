@@ -49,7 +49,7 @@ from edgebed.methods.parts.local_training import (
 )
 from edgebed.methods.parts.shared_half import checked_half, undone_on_error
 from edgebed.models.learning import loss_of
-from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights
+from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights, with_prefix, without_prefix
 from edgebed.wire.messages import Assignment
 
 LOGITS, KNOWN = f"{GIVEN}logits", f"{GIVEN}known"
@@ -90,15 +90,6 @@ def gkt_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batch
     trained = part.trained()
     kept = with_prefix(optimizer_state(part.optimizer), GIVEN + OPTIMIZER)
     return msgspec.structs.replace(trained, weights={**trained.weights, **kept})
-
-
-def with_prefix(tensors: Weights, prefix: str) -> Weights:
-    return {f"{prefix}{name}": value for name, value in tensors.items()}
-
-
-def without_prefix(tensors: Weights, prefix: str) -> Weights:
-    """Those that have the prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 # ---- server half -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,12 @@ Weights = dict[str, Tensor]
 GIVEN = "given."
 """Prefix of tensors that come with a task and are not weights; the half finds them in `StagedModel.given`."""
 
+KEPT = "kept."
+"""Prefix of the device state; the half finds it in `StagedModel.kept`."""
+
+EXTRA = "extra."
+"""Prefix of tensors of an update that are not weights."""
+
 
 class StagedModel(nn.Module):
     """Stages 1..L in order and a head for each cut 1..L-1.
@@ -62,6 +68,7 @@ class StagedModel(nn.Module):
             self.add_module(head_name(cut), head)
         self.cuts_with_head = sorted(heads)
         self.given: Weights = {}
+        self.kept: Weights = {}
         self._feature_shapes: dict[object, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -107,7 +114,7 @@ class StagedModel(nn.Module):
         return [(name, name.split(".", 1)[0]) for name in self.state_dict()]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy `weights` in by name; weights that are not named stay; tensors `given.…` of an
+        """Copy `weights` in by name; weights that are not named stay; tensors `given.…` and `kept.…` of an
         earlier call are removed.
 
         Raises:
@@ -115,9 +122,10 @@ class StagedModel(nn.Module):
         """
         state = self.state_dict()
         place = next((value.device for value in state.values()), torch.device("cpu"))
-        self.given = {name.removeprefix(GIVEN): x.to(place) for name, x in weights.items() if name.startswith(GIVEN)}
+        self.given = {name: value.to(place) for name, value in without_prefix(weights, GIVEN).items()}
+        self.kept = {name: value.to(place) for name, value in without_prefix(weights, KEPT).items()}
         for name, value in weights.items():
-            if name.startswith(GIVEN):
+            if name.startswith((GIVEN, KEPT)):
                 continue
             if name not in state:
                 raise UsageError(f"the model has no weight {name!r}")
@@ -142,6 +150,15 @@ class StagedModel(nn.Module):
                 torch.set_num_threads(threads)
             self._feature_shapes[key] = tuple(out.shape[1:])
         return self._feature_shapes[key]
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Weights:
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Weights:
+    """Those that have the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def head_name(cut: int) -> str:

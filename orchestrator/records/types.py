@@ -154,6 +154,7 @@ class TaskSent(msgspec.Struct, frozen=True, gc=False, tag="task_sent"):
     device: str
     task: str
     bytes: int  # of the body, before it is cut into frames
+    state_bytes: int = 0  # of these, the server's copy of a device state that the device has lost
 
 
 class TaskDelivered(msgspec.Struct, frozen=True, gc=False, tag="task_delivered"):
@@ -211,7 +212,8 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     arrived whole, waited for the server half to take them; its link stood still meanwhile. `late_s`, `early_s`: by how
     much its events came after, and before, those of a device of the reference that it keeps, at most, as
     `orchestrator.rounds.lateness` judges; None: it keeps none, or its pieces are not known. `moved`: the norm of its
-    update's difference from what it was sent ÷ the norm of that; None: not known, or that was zero."""
+    update's difference from what it was sent ÷ the norm of that; None: not known, or that was zero. `extra_bytes`: of
+    what its update held beside weights."""
 
     at_ns: int
     round: int
@@ -224,6 +226,7 @@ class DeviceDone(msgspec.Struct, frozen=True, gc=False, tag="device_done"):
     late_s: float | None = None
     early_s: float | None = None
     moved: float | None = None
+    extra_bytes: int = 0
 
 
 class DeviceOut(msgspec.Struct, frozen=True, tag="device_out"):

@@ -15,6 +15,7 @@ import msgspec
 from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
 from edgebed.errors import printable
 from edgebed.methods.base import Method, Stream
+from edgebed.methods.parts.aggregation import not_finite
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.order import batch_bounds
@@ -116,6 +117,17 @@ def misfit(bounds: Bounds, batch: int, tensors: Weights) -> str:
             f"its tensors are of {', '.join(map(str, sorted(rows)))} samples, its batch is of {bounds.rows_of(batch)}"
         )
     return ""
+
+
+def extra_fault(streams: Mapping[str, Stream], extra: Weights) -> str:
+    """Why an update may not hold these tensors beside its weights, or ""."""
+    if set(extra) != set(streams):
+        return f"beside weights it holds {_names(extra)} instead of {_names(streams)}"
+    for name, stream in streams.items():
+        value = extra[name]
+        if tuple(value.shape) != stream.shape or value.dtype != stream.dtype:
+            return f"{name} is {value.dtype} {tuple(value.shape)} instead of {stream.dtype} {stream.shape}"
+    return not_finite(extra)
 
 
 def _names(names: Iterable[str]) -> str:

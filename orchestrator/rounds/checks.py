@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from edgebed.errors import EdgebedError
+from edgebed.errors import EdgebedError, RunError
 from edgebed.methods.base import Method
 from edgebed.methods.parts.aggregation import fault, impossible, moved, not_finite
-from edgebed.models.staged import Weights
-from edgebed.wire.messages import Failure, Report, Update, Upload
+from edgebed.models.staged import EXTRA, Weights, without_prefix
+from edgebed.wire.messages import Assignment, Failure, Report, Update, Upload
 from orchestrator.clock import now_ns
-from orchestrator.rounds.bounds import report_fault, traffic_fault, update_bytes, upload_fault
+from orchestrator.rounds.bounds import extra_fault, report_fault, traffic_fault, update_bytes, upload_fault
 from orchestrator.rounds.device_work import DeviceWork
 
 MAY_NOT = "its update may not be merged"
@@ -41,13 +41,18 @@ def _size_fault(method: Method, weights: Weights, work: DeviceWork, report: Repo
 def most_bytes(method: Method, weights: Weights, work: DeviceWork, report: Report) -> int:
     """Most bytes of the body of an update with this report. `weights`: the global ones at the start of the round."""
     names = method.update_names(work.task.assignment, report.notes)
-    return update_bytes((n, work.sizes[n] if n in work.sizes else weights[n].nbytes) for n in names)
+    extra = method.extra(work.task.assignment).items()
+    return update_bytes(
+        [(n, work.sizes[n] if n in work.sizes else weights[n].nbytes) for n in names]
+        + [(EXTRA + n, math.prod(stream.shape) * stream.dtype.itemsize) for n, stream in extra]
+    )
 
 
 def update_fault(
-    method: Method, weights: Weights, work: DeviceWork, report: Report, update: Weights, most_moved: float | None
+    method: Method, weights: Weights, work: DeviceWork, report: Report, tensors: Weights, most_moved: float | None
 ) -> tuple[str, str] | None:
-    """Why an update may not be merged: how its device is out, and the reason. None where it may be merged.
+    """Why an update may not be merged: how its device is out, and the reason. None where it may be merged; the weights
+    and the extra of the update are in `work` then.
 
     Args:
         weights: the global ones at the start of the round.
@@ -62,12 +67,38 @@ def update_fault(
         return "refused", why
     # What the device was sent; for all other names, the global weights.
     reference = {**weights, **method.task_weights(weights, assignment)}
-    names = method.update_names(assignment, report.notes)
-    if why := fault(reference, update, names) or impossible(reference, update, work.bounds.batches):
-        return ("diverged" if not_finite(update) else "refused"), f"{MAY_NOT}: {why}"
+    try:
+        update, work.extra = opened(method, reference, assignment, report, tensors)
+    except EdgebedError as error:
+        return ("diverged" if not_finite(tensors) else "refused"), f"{MAY_NOT}: {error}"
+    if why := impossible(reference, update, work.bounds.batches):
+        return "refused", f"{MAY_NOT}: {why}"
+    work.weights = update
     far = moved(reference, update)
     work.moved = far if far < math.inf else None  # a model of zeros has no such measure, and no such limit
     if most_moved is not None and most_moved < far < math.inf:
         why = f"it is {far:.3g} times the norm of the weights away from them, max_update_norm is {most_moved:g}"
         return "refused", f"{MAY_NOT}: {why}"
     return None
+
+
+def opened(
+    method: Method, reference: Weights, assignment: Assignment, report: Report, tensors: Weights
+) -> tuple[Weights, Weights]:
+    """The weights of an update, and what it holds beside them.
+
+    Args:
+        reference: what the device was sent; for all other names, the global weights.
+
+    Raises:
+        EdgebedError: it does not hold what it must.
+    """
+    update = {name: value for name, value in tensors.items() if not name.startswith(EXTRA)}
+    extra, names = without_prefix(tensors, EXTRA), method.update_names(assignment, report.notes)
+    why = fault(reference, update, names) or extra_fault(method.extra(assignment), extra)
+    if not why:
+        encoded, update = update, method.decode_update(assignment, report, reference, update, extra)
+        why = "" if update is encoded else fault(reference, update, reference.keys() & update)
+    if why:
+        raise RunError(why)
+    return update, extra

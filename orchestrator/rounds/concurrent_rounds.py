@@ -143,7 +143,8 @@ class ConcurrentRounds:
                 if progress.round >= steps.training.rounds:
                     return False
                 self._note(progress.round)
-                lanes = steps.method.lanes(await steps.prepare(progress))
+                idle = [device for device in await steps.prepare(progress) if device.name not in self._busy()]
+                lanes = steps.method.lanes(idle)
                 able = {lane: self._able(devices) for lane, devices in lanes.items()}
                 if able.get(name):
                     begun = steps.begin(name, able[name], progress)
@@ -153,8 +154,12 @@ class ConcurrentRounds:
                     self._in_hand[name] = InHand(begun, steps.world.state(devices))
                     self._began_with[name] = self._weights
                     return True
-                self._check_somebody(lanes, any(able.values()))
+                self._check_somebody(lanes, bool(self._in_hand) or any(able.values()))
                 self._resting[name] = now_s() + ABSENT_S
+
+    def _busy(self) -> set[str]:
+        """Devices of rounds in hand."""
+        return {device for each in self._in_hand.values() for device in each.begun.plan.assignments}
 
     def _able(self, devices: Sequence[DeviceView]) -> list[DeviceView]:
         return [device for device in devices if device.name not in self._void.left_out]
@@ -178,11 +183,11 @@ class ConcurrentRounds:
     async def _conclude(self, name: str, begun: Begun, result: RoundResult) -> None:
         steps, progress = self._steps, self._progress
         del self._in_hand[name], self._began_with[name]
-        self._weights = await steps.merge(begun.number, self._weights, result)
+        before, self._weights = self._weights, await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
         self._unsaid.append((msgspec.structs.replace(progress), result, seconds))
-        if result.contributions:
+        if result.contributions and (self._weights is not before or not steps.tested(progress)):
             self._untested, progress.untested = (begun.number, self._weights), True
         self._count_void(begun, result)
         await self._keep(name, begun.number)

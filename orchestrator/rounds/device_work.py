@@ -9,7 +9,8 @@ import msgspec
 from edgebed.limits.spec import Limits
 from edgebed.link.peer import Sent
 from edgebed.link.receiver import ReceivedTransfer
-from edgebed.methods.base import Contribution, Outcome
+from edgebed.methods.base import Contribution, Method, Outcome
+from edgebed.methods.parts.exchange import Origin
 from edgebed.models.costs import size_bytes
 from edgebed.models.staged import Weights
 from edgebed.pacing import Earned
@@ -17,6 +18,7 @@ from edgebed.wire.messages import Task, Update, Upload
 from orchestrator.clock import now_ns
 from orchestrator.records.types import DeviceDone, UpdateReceived, UploadReceived
 from orchestrator.rounds.bounds import Bounds
+from orchestrator.rounds.device_states import sent_state
 from orchestrator.rounds.lateness import Arrival, Lateness, TaskSeen, lateness
 from orchestrator.rounds.machine import Leave
 
@@ -26,10 +28,11 @@ class DeviceWork:
 
     Args:
         slots: uploads that may wait for its server half.
+        agent: that of the device, when it is sent its task.
     """
 
-    def __init__(self, task: Task, bounds: Bounds, slots: int) -> None:
-        self.task, self.bounds = task, bounds
+    def __init__(self, task: Task, bounds: Bounds, slots: int, agent: str) -> None:
+        self.task, self.bounds, self.agent = task, bounds, agent
         self.out = False
         self.left: Leave | None = None  # how and why the device is out
         self.gone = False  # its agent died or restarted, as the fleet knows
@@ -51,10 +54,22 @@ class DeviceWork:
         self.trace = ""  # of an unexpected error, on the device or in its server half
         self.sizes: dict[str, int] = {}  # bytes of the weights it was sent, by name
         self.body = 0  # bytes of those, encoded
+        self.origin: Origin = "none"  # of its device state
+        self.state_bytes = 0  # of the server's copy of it, where that was sent
+        self.weights: Weights = {}  # its update, once checked
+        self.extra: Weights = {}  # what the update holds beside them
         self.sent: Sent | None = None
         self.limits: Limits | None = None  # when it was sent its task
         self.arrivals: list[Arrival] = []  # of uploads that were decoded
         self.replies: dict[int, Sent] = {}
+
+    def tensors(self, method: Method, weights: Weights) -> Weights:
+        """What it is sent: the weights of its half, and the copy of its device state if that is wanted."""
+        tensors = method.task_weights(weights, self.task.assignment)
+        self.sizes = {name: value.nbytes for name, value in tensors.items()}
+        self.origin, copy = sent_state(method, self.task.assignment.device, self.task.state or "")
+        self.state_bytes = size_bytes(copy)
+        return {**tensors, **copy}
 
     def arrived(self, inbound: ReceivedTransfer, acked_ns: int, tensors: Weights) -> Arrival:
         """A transfer of the device, once decoded."""
@@ -117,4 +132,5 @@ def done_record(round: int, outcome: Outcome, work: DeviceWork, found: Lateness 
         None if found is None else found.late_s,
         None if found is None else found.early_s,
         work.moved,
+        size_bytes(work.extra),
     )

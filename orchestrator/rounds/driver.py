@@ -135,20 +135,22 @@ class RoundDriver:
         bounds = bounds_of(self._method, assignment, self._settings.samples[device])
         settings = self._settings
         costs = settings.costs(device, assignment)
-        task = Task(unique, settings.run, self._round, assignment, costs, settings.indices.get(assignment.device, 1.0))
-        return DeviceWork(task, msgspec.structs.replace(bounds, held=bool(costs)), settings.queued_uploads)
+        index, state = settings.indices.get(device, 1.0), settings.states.expected(device) or msgspec.UNSET
+        task = Task(unique, settings.run, self._round, assignment, costs, index, state)
+        bounds, agent = msgspec.structs.replace(bounds, held=bool(costs)), settings.states.agent(device)
+        return DeviceWork(task, bounds, settings.queued_uploads, agent)
 
     def _send_tasks(self) -> None:
-        """Start every download. Devices with the same cut share one encoded body."""
-        bodies: dict[tuple[str, ...], bytes | bytearray] = {}
+        """Start every download. Devices that get the same tensors share one encoded body."""
+        bodies: dict[tuple[tuple[str, int], ...], tuple[Weights, bytes | bytearray]] = {}
         for device, work in self._work.items():
-            tensors = self._method.task_weights(self._weights, work.task.assignment)
-            work.sizes = {name: value.nbytes for name, value in tensors.items()}
-            key = tuple(tensors) if all(tensors[n] is self._weights.get(n) for n in tensors) else (device,)
-            if key not in bodies:
-                bodies[key] = encode_tensors(tensors, LOSSLESS)
-            work.body, work.limits = len(bodies[key]), self._settings.limits.get(device)
-            self._spawn(device, self._dispatch(device, work, bodies[key]))
+            tensors = work.tensors(self._method, self._weights)
+            key = tuple((name, id(value)) for name, value in tensors.items())
+            if key not in bodies:  # with the tensors, for the number of one that is gone may be another's
+                bodies[key] = tensors, encode_tensors(tensors, LOSSLESS)
+            _, body = bodies[key]
+            work.body, work.limits = len(body), self._settings.limits.get(device)
+            self._spawn(device, self._dispatch(device, work, body))
 
     async def _until_finished(self, machine: m.RoundMachine) -> m.Finish:
         event: m.RoundEvent = m.Tick()
@@ -248,7 +250,7 @@ class RoundDriver:
 
     async def _dispatch(self, device: str, work: DeviceWork, body: bytes | bytearray) -> None:
         work.started_ns = now_ns()
-        self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body)))
+        self._record(TaskSent(work.started_ns, self._round, device, work.task.id, len(body), work.state_bytes))
         try:
             sent = await self._endpoint.send(device, work.task, body)
         except TransferError as error:
@@ -301,8 +303,8 @@ class RoundDriver:
         """Check the update, wait for the server half, and make the contribution."""
         try:
             most = most_bytes(self._method, self._weights, work, header.report)
-            weights = await self._decode(inbound, most)
-            checked = (self._method, self._weights, work, header.report, weights, self._settings.max_update_norm)
+            tensors = await self._decode(inbound, most)
+            checked = (self._method, self._weights, work, header.report, tensors, self._settings.max_update_norm)
             if (bad := await asyncio.to_thread(update_fault, *checked)) is not None:
                 self._put(m.Dropped(device, *bad))
                 return
@@ -313,10 +315,11 @@ class RoundDriver:
             self._put(_unusable(device, error))
             return
         assignment = work.task.assignment
-        work.contribution = Contribution(device, work.bounds.samples, assignment, weights, server)
+        given = device, work.bounds.samples, assignment, work.weights, server, work.extra
+        work.contribution = Contribution(*given, header.report, self._weights, work.origin)
         server_s = self._trainer.busy_s(device) if device in self._with_server else 0.0
         work.outcome = outcome(device, work, header, server_s)
-        update = work.arrived(inbound, inbound.last_ns, weights)
+        update = work.arrived(inbound, inbound.last_ns, tensors)
         found = work.lateness(update, self._settings.earned.get(device), self._settings.limits.get(device))
         self._record(done_record(self._round, work.outcome, work, found))
         if found is not None and found.early_s > max(LEAST_S, OUT_OF_STEP * work.outcome.seconds):
@@ -350,11 +353,15 @@ class RoundDriver:
         self._endpoint.forget(effect.device)
         for job in tuple(work.jobs):
             job.cancel()
+        if effect.how == "failed":
+            self._settings.states.forget(effect.device)
         if effect.how == "lost" and not work.gone:
             self._give_up(effect.device, effect.why)
 
     def _result(self, finish: m.Finish) -> RoundResult:
         merged = [self._work[device] for device in finish.merged]
+        for each in merged if self._method.keeps_state else ():
+            self._settings.states.took(each.task.assignment.device, each.task.id, each.agent)
         for work in self._work.values():
             work.out = True  # later transfers are refused
         return RoundResult(

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from edgebed.limits.spec import Limits
+from edgebed.methods.base import Schedule
 from edgebed.pacing import Earned
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.experiment import Training
+from orchestrator.rounds.device_states import DeviceStates
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
@@ -33,6 +35,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
         indices: by device, CPU seconds of the reference for one of this host.
         each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
+        states: which device state the devices hold; rounds add to it.
     """
 
     run: str
@@ -48,6 +51,13 @@ class RoundSettings(msgspec.Struct, frozen=True):
     limits: Mapping[str, Limits] = {}
     indices: Mapping[str, float] = msgspec.field(default_factory=dict)
     each_piece: bool = False
+    states: DeviceStates = msgspec.field(default_factory=DeviceStates)
+
+
+def schedule_of(training: Training, lr: float) -> Schedule:
+    """The local schedule of a round at this learning rate."""
+    t, optimizer = training, msgspec.structs.replace(training.optimizer, lr=lr)
+    return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed, t.augment)
 
 
 def round_settings(run: str, training: Training, dilation: float, samples: Mapping[str, int]) -> RoundSettings:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgebed.link.endpoint import CHUNK_BYTES
-from edgebed.methods.base import DeviceView, Method, Outcome, Plan, Schedule
+from edgebed.methods.base import DeviceView, Method, Outcome, Plan
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_ns, now_s
 from orchestrator.experiment import Environment, Training
@@ -34,6 +34,7 @@ from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
+from orchestrator.rounds.settings import schedule_of
 from orchestrator.rounds.world import World
 
 
@@ -139,7 +140,7 @@ class RoundSteps:
             self.method.follow(number, present, plan)
             return views, plan
         views = self.method.draw(number, present, self.training.sample, self.training.seed)
-        return views, self.method.plan(number, views, self._schedule(lr))
+        return views, self.method.plan(number, views, schedule_of(self.training, lr))
 
     async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
@@ -164,11 +165,6 @@ class RoundSteps:
     def fault(self, device: str, what: str) -> None:
         """Record something unexpected that does not end the run."""
         self._record(Fault(now_ns(), device, what))
-
-    def _schedule(self, lr: float) -> Schedule:
-        t = self.training
-        optimizer = msgspec.structs.replace(t.optimizer, lr=lr)
-        return Schedule(t.batch_size, t.epochs, t.max_batches, optimizer, t.codec, t.seed, t.augment)
 
     def last(self, progress: Progress) -> bool:
         """Whether all rounds have begun, or the target is reached."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from edgebed.models.staged import Weights
 from orchestrator.clock import now_s
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 
@@ -44,6 +45,9 @@ class World:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take back `Progress.simulation`. The clock begins where the oldest round in hand does."""
+
+    def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
+        """Give the devices their states of a run that goes on: by device the task that made it, and its tensors."""
 
     async def until(self, at_s: float) -> None:
         """Return when the clock shows `at_s`."""

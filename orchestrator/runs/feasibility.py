@@ -17,6 +17,7 @@ from edgebed.wire.settings import Augment, LearningTask, Privacy
 from orchestrator.experiment import Experiment, Overrides, examined
 from orchestrator.files.yaml_file import Document, load_yaml
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, found_speed, load_profile
+from orchestrator.rounds.settings import schedule_of
 from orchestrator.runs.data import privacy_of, share_out
 from orchestrator.scenario.files import listed, load_scenario
 from orchestrator.scenario.spec import ScenarioEvent, misfit
@@ -247,6 +248,7 @@ def _method_mistakes(
                     models[key] = plugin.build(task)
             with within(f"{place}: {method.name} with the model {plugin.name}"):
                 method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))
+                method.check_schedule(schedule_of(experiment.training, experiment.training.optimizer.lr))
         except UsageError as error:
             uncut = models[key].uncut if key in models else ""
             yield UsageError(f"{error}: it cannot be cut: {uncut}", hint=error.hint) if uncut else error

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
+from orchestrator.rounds.device_states import DeviceStates
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.loop import Loop
@@ -66,7 +67,7 @@ class MethodRun:
         indices = {name: self._fleet.spec.speed.index_of(name) for name in self._fleet.names}
         self._settings = msgspec.structs.replace(
             settings, costs=platform.costs, indices=indices, each_piece=request.each_piece,
-            earned=self._fleet.earned, limits=self._fleet.limits,
+            earned=self._fleet.earned, limits=self._fleet.limits, states=DeviceStates(self._fleet.agent_of),
         )  # fmt: skip
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
@@ -261,6 +262,7 @@ class MethodRun:
         await self._set_up()
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
+            self._restore_states(saved.progress.simulation.get("states", {}))
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress, saved.in_hand)
@@ -271,6 +273,14 @@ class MethodRun:
             await self._loop.go_on()
             await self._end_turn(self._turn)
         self._fleet.attach(None)
+
+    def _restore_states(self, held: Mapping[str, tuple[str, str]]) -> None:
+        """What simulated devices had kept, from the server's copies; those of real devices go down with their tasks."""
+        copies = {device: self._method.state_copy(device) for device in held}
+        kept = {device: (held[device][0], copy) for device, copy in copies.items() if copy}
+        self._platform.world.put_states(self.folder.path.name, kept)
+        for device in kept:
+            self._settings.states.took(device, *held[device])
 
     def _make_player(self, progress: Progress) -> ScenarioPlayer | None:
         """Plays the experiment's scenario, where it has one."""
@@ -312,6 +322,8 @@ class MethodRun:
     def _save(self, weights: Weights, progress: Progress, tensors: Weights, in_hand: Weights) -> None:
         """Records first: after a loss of power no checkpoint may hold a round that the records lack."""
         start_s = time.monotonic()
+        if progress.simulation:
+            progress.simulation["states"] = self._settings.states.held
         if progress.simulation and self._turn is not None:
             progress.simulation["turn"] = msgspec.to_builtins(self._turn)
         self._recorder.sync()

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgebed.datasets.shard import Shard
-from edgebed.device.batches import Batches, ShardBatches
-from edgebed.device.core import Body, Cancelled, complete_assignment, run_task
+from edgebed.device.batches import ShardBatches
+from edgebed.device.core import Begin, Cancelled, complete_assignment, run_task
+from edgebed.device.kept import KeptStates
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import OWN_WORK, PhaseLog, Usage
 from edgebed.errors import DivergedError, TransferError, in_words, trace_of
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import real_work
-from edgebed.methods.parts.local_training import Half
 from edgebed.wire.messages import Assignment, Failure, Header, Reply, Task, Update, Upload
 from edgebed.wire.piece_times import Phase
 from orchestrator.fleet.control.run_fleet import RunFleet
@@ -65,7 +65,7 @@ class SimulatedDevice:
         cpus: Callable[[], float],
         shard: Shard,
         costs: CostModel,
-        begin: Callable[[Assignment, Body, Batches], Half],
+        begin: Begin,
         receiver: RunFleet,
         report: Callable[[tuple[Phase, ...]], None],
         now_ns: Callable[[], int],
@@ -77,6 +77,7 @@ class SimulatedDevice:
         self._connected = True
         self.name, self._limits, self.costs, self._shard, self._begin_half = name, limits, costs, shard, begin
         self._receiver, self._report, self._now_ns, self._tell_s = receiver, report, now_ns, tell_s
+        self.states = KeptStates()
         self._leftover: Leftover | None = None  # of a run that goes on, until `go_on`
         self.restart_phases()
         self._reset()
@@ -174,6 +175,7 @@ class SimulatedDevice:
     def die(self) -> None:
         """The agent's process ends, and with it all its work."""
         self._built.discard(self.name)
+        self.states = KeptStates()
         self.stop()
         self.restart_phases()
 
@@ -247,7 +249,7 @@ class SimulatedDevice:
         builds = self.name not in self._built
         self._built.add(self.name)
         batches = ShardBatches(self._shard, assignment)
-        steps = run_task(task, assignment, body, self._begin_half, batches, self.phases)
+        steps = run_task(task, assignment, body, self._begin_half, batches, self.phases, self.states)
         uploads = SimulatedUploadQueue(self, metrics, doing)
         executor = TaskExecutor(self, task, doing, steps, uploads, metrics, builds=builds)
         result = await executor.run()

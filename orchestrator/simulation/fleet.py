@@ -13,6 +13,7 @@ from edgebed.datasets.shard import Shard
 from edgebed.errors import TransferError
 from edgebed.link.endpoint import Sent
 from edgebed.methods.base import DeviceView
+from edgebed.models.staged import Weights
 from edgebed.wire.messages import Cancel, Control, Header, Task
 from edgebed.wire.piece_times import Phase
 from orchestrator.clock import now_ns
@@ -209,6 +210,14 @@ class SimulatedFleet(RunFleet):
         if first.beat_s is not None:
             self._beat_s = first.beat_s
             self._heartbeats = asyncio.ensure_future(self._beat(_loop()))
+
+    def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
+        """As `World.put_states`."""
+        for name, (task, state) in states.items():
+            self.devices[name].states.keep(run, task, state)
+
+    def agent_of(self, device: str) -> str:
+        return self._incarnation(device)
 
     # ---- the driver's endpoint ----
 

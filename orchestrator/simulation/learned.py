@@ -44,7 +44,7 @@ class IdleHalves:
     def __init__(self, method: Method) -> None:
         self._method = method
 
-    def begin(self, model: StagedModel, assignment: Assignment, body: Body, batches: Batches) -> Half:
+    def begin(self, model: StagedModel, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         weights, streams, count = decode_tensors(body), self._method.streams(assignment), 0
         for _, y in batches:
             count += 1

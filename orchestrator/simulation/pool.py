@@ -19,7 +19,7 @@ from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
 from orchestrator.simulation.batched import BUDGET_BYTES, BatchedTrainer, StackedPart, fits, kind_of, row_bytes
 
-BeginAlone = Callable[[StagedModel, Assignment, Body, Batches], Half]
+BeginAlone = Callable[[StagedModel, Assignment, Body, Batches, Weights], Half]
 ALONE: BeginAlone = partial(begin_half, keep=True)
 
 LEAST = 2
@@ -73,7 +73,7 @@ class HalfPool:
         for waiting in self._expected.values():
             waiting.pop(device, None)
 
-    def begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
+    def begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         """As `device.core.Begin`. The work is done at the first `send`: the time of decoding has passed then, and every
         device that trains with this one has been sent its task."""
         device, own = assignment.device, self._own(assignment)
@@ -85,7 +85,7 @@ class HalfPool:
             return (yield from known[1].half(batches))
         self.alone += 1
         self.forget(device)
-        half = self._begin(self._model, assignment, body, batches)
+        half = self._begin(self._model, assignment, body, batches, kept)
         del body
         return (yield from half)
 

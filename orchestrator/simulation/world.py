@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.models.staged import Weights
 from orchestrator.references.work_laws import Laws, WorkLaws
 from orchestrator.rounds.scenario_player import PlayerState, ScenarioPlayer
 from orchestrator.rounds.world import World
@@ -75,6 +76,9 @@ class SimulatedWorld(World):
         )
         found: dict[str, Any] = msgspec.to_builtins(state)
         return found
+
+    def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
+        self._fleet.put_states(run, states)
 
     async def until(self, at_s: float) -> None:
         await self._loop.until(at_s)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.base import METHODS, Method, Plan
@@ -17,7 +18,8 @@ from edgebed.models.staged import Weights
 from edgebed.plugin_code import LOADED, classes_of
 from orchestrator.files.plugged import given, take_in
 from orchestrator.papers.learnings import learning_of
-from orchestrator.testing.rounds import EVERY, Log, Step, loss_on, make_method, play, small_model
+from orchestrator.testing.agents import Agents
+from orchestrator.testing.rounds import EVERY, Log, Step, make_method, play, shard, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
 ROUNDS, BEFORE = 6, 4
@@ -79,6 +81,7 @@ class Whole:
     log: Log
     state: str
     tensors: Weights
+    copies: bool  # the server had copies of the devices' states
 
 
 _wholes: dict[tuple[int, str], Whole] = {}
@@ -88,13 +91,13 @@ async def whole(case: Case) -> Whole:
     """Played once for all checks of a case."""
     key = (id(METHODS.classes()[case[0]]), json.dumps(case))
     if key not in _wholes:
-        method, start, log = make(case), initial(), Log()
-        middle = await play(method, start, THREE, range(BEFORE), log=log)
-        state = json.dumps(method.state())
+        method, start, log, agents = make(case), initial(), Log(), Agents()
+        middle = await play(method, start, THREE, range(BEFORE), log=log, agents=agents)
+        state, copies = json.dumps(method.state()), any(method.state_copy(device) for device in THREE)
         tensors = {name: value.clone() for name, value in method.tensors().items()}
         kept = {name: value.clone() for name, value in middle.items()}
-        end = await play(method, middle, THREE, range(BEFORE, ROUNDS), away=AWAY, log=log)
-        _wholes[key] = Whole(start, kept, end, log, state, tensors)
+        end = await play(method, middle, THREE, range(BEFORE, ROUNDS), away=AWAY, log=log, agents=agents)
+        _wholes[key] = Whole(start, kept, end, log, state, tensors, copies)
     return _wholes[key]
 
 
@@ -106,10 +109,12 @@ async def says_what_its_learning_follows_from(case: Case) -> None:
 
 
 async def trains_on_one_device(case: Case) -> None:
-    before = initial()
-    after = await play(make(case), before, {"a": 10}, range(2))
+    """A method that collects the work of several rounds before it merges may remember it in `tensors`."""
+    method, before = make(case), initial()
+    after = await play(method, before, {"a": 10}, range(2))
     require(list(after) == list(before), "`merge` returned other names than it was given, or in another order")
-    require(not same(before, after), "after two rounds on one device the weights are those of the start")
+    learnt = bool(method.tensors()) or not same(before, after)
+    require(learnt, "after two rounds on one device the weights are those of the start")
 
 
 async def merges_three_devices_to_finite_weights(case: Case) -> None:
@@ -117,6 +122,18 @@ async def merges_three_devices_to_finite_weights(case: Case) -> None:
     require(fits(run.end), "the merged weights are not finite, or have other shapes or types than the model's")
     require(not same(before, run.end), f"after {ROUNDS} rounds the weights are those of the start")
     require(same(before, run.start), "it changed the weights that it was given: `merge` must return new tensors")
+
+
+def loss_on(weights: Weights, devices: Mapping[str, int]) -> float:
+    """Mean cross-entropy of the whole model over the samples of the devices (name -> samples). Those of a device are
+    one batch, whose statistics batch norm takes."""
+    model, total = small_model(), 0.0
+    model.load(dict(weights))
+    with torch.no_grad():
+        for device, samples in devices.items():
+            x, y = shard(device, samples)
+            total += float(nn.functional.cross_entropy(model.train()(x), y, reduction="sum"))
+    return total / sum(devices.values())
 
 
 async def gets_better_at_what_it_trains_on(case: Case) -> None:
@@ -171,9 +188,36 @@ async def keeps_no_trace_of_a_lost_device(case: Case) -> None:
     require(same_plans(*(log.plans for log in logs)), "what a lost device had sent changes later plans")
 
 
+async def goes_on_when_an_agent_is_started_again(case: Case) -> None:
+    """What its device kept is gone: with the server's copy all is as if it were not."""
+    run, log = await whole(case), Log()
+    end = await play(make(case), initial(), THREE, range(ROUNDS), away=AWAY, restarts=("b",), log=log)
+    require(fits(end), "where an agent is started again, the weights are not finite, or have other shapes or types")
+    if "restored" in log.origins:
+        require(same(end, run.end), "`state_copy` is not what the device had kept: the weights are others with it")
+    elif "kept" not in run.log.origins:
+        require(same(end, run.end), "it says `keeps_state = False`, and the weights are others without the state")
+
+
+async def undoes_on_a_device_what_was_not_merged(case: Case) -> None:
+    """A device that works and falls silent before its update goes on as one that had not worked."""
+    ends = []
+    for moment in (Step.BEFORE, Step.TRAINED):
+        method, agents = make(case), Agents()
+        middle = await play(method, initial(), THREE, range(2), agents=agents)
+        how: dict[str, Any] = {"lost": ("b",), "moments": (moment,), "moments_shared": (Step.BEFORE,)}
+        middle = await play(method, middle, THREE, range(2, 3), agents=agents, **how)
+        ends.append(await play(method, middle, THREE, range(3, 5), agents=agents))
+    require(same(*ends), "what a device kept from work that was not merged is in the weights")
+
+
 async def resumes_to_the_same_weights_and_plans(case: Case) -> None:
+    """Where devices keep state of which the server has no copy, it is gone, and the weights may be others."""
     run, method = await whole(case), make(case)
     method.restore(json.loads(run.state), {name: value.clone() for name, value in run.tensors.items()})
+    if method.keeps_state and not run.copies:
+        await play(method, dict(run.middle), THREE, range(BEFORE, ROUNDS), away=AWAY)
+        return
     why = await _otherwise(run, method)
     require(not why, f"it forgets something at a resumption: {why}; give it back from `state` or `tensors`")
 
@@ -194,7 +238,7 @@ async def _otherwise(run: Whole, method: Method) -> str:
         end = await play(method, dict(run.middle), THREE, range(BEFORE, ROUNDS), away=AWAY, order=1, log=log)
     except EdgebedError as error:
         return str(error)
-    if not same_plans(log.plans, run.log.plans[BEFORE:]):
+    if not same_plans(log.plans, run.log.plans[-len(log.plans) :]):
         return "its plans are others than those of a run without a break"
     return "" if same(end, run.end) else "its weights are others than those of a run without a break"
 
@@ -224,6 +268,8 @@ CHECKS: tuple[Check, ...] = (
     gives_the_same_bits_whatever_the_order_of_arrival,
     loses_a_device_at_no_cost_to_the_others,
     keeps_no_trace_of_a_lost_device,
+    goes_on_when_an_agent_is_started_again,
+    undoes_on_a_device_what_was_not_merged,
     resumes_to_the_same_weights_and_plans,
     remembers_only_what_it_needs,
     refuses_an_unknown_option,

@@ -33,6 +33,7 @@ from edgebed.device.core import (
     run_task,
 )
 from edgebed.device.phases import PhaseLog
+from edgebed.errors import UsageError
 from edgebed.methods.base import (
     METHODS,
     Batch,
@@ -46,13 +47,16 @@ from edgebed.methods.base import (
     Schedule,
     ServerHalf,
 )
-from edgebed.methods.parts.aggregation import fault
+from edgebed.methods.parts.exchange import Origin
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.timeouts import timeout
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Report, Task
 from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
+from orchestrator.rounds.checks import opened
+from orchestrator.rounds.device_states import sent_state
+from orchestrator.testing.agents import Agents
 from orchestrator.training.copies import copy_of, from_copy
 from orchestrator.training.server import ServerTrainer, StepResult
 
@@ -84,6 +88,17 @@ COSTS = {
     for cut in (1, 2, 3)
 }
 SCHEDULE = Schedule(BATCH, epochs=1, max_batches=0, optimizer=Optimizer("adam", 0.01), codec=Codec(), seed=7)
+
+PLAIN = msgspec.structs.replace(SCHEDULE, optimizer=Optimizer("sgd", 0.05))
+
+
+def schedule_for(method: Method) -> Schedule:
+    """SCHEDULE; with plain SGD for a method that refuses its Adam."""
+    try:
+        method.check_schedule(SCHEDULE)
+    except UsageError:
+        return PLAIN
+    return SCHEDULE
 
 
 def make_method(name: str, **options: Any) -> Method:
@@ -129,18 +144,6 @@ def batches_of(data: Batch, assignment: Assignment) -> Iterator[Batch]:
     return iter(ShardBatches(as_shard(data), assignment))
 
 
-def loss_on(weights: Weights, devices: Mapping[str, int]) -> float:
-    """Mean cross-entropy of the whole model over the samples of the devices (name -> samples). Those of a device are
-    one batch, whose statistics batch norm takes."""
-    model, total = small_model(), 0.0
-    model.load(dict(weights))
-    with torch.no_grad():
-        for device, samples in devices.items():
-            x, y = shard(device, samples)
-            total += float(nn.functional.cross_entropy(model.train()(x), y, reduction="sum"))
-    return total / sum(devices.values())
-
-
 def work_s(cpus: float, batches: int, stages: int) -> float:
     """Seconds of a device's work: slow devices are slower than they declare, so that measuring them changes plans."""
     return 0.1 * batches * stages / cpus**2
@@ -166,11 +169,13 @@ class Log:
         plans: of all rounds.
         halves: how many devices each server half had.
         upper: names of the weights that server halves gave to a merge.
+        origins: of the device states of all contributions.
     """
 
     plans: list[Plan] = field(default_factory=list)
     halves: list[int] = field(default_factory=list)
     upper: set[str] = field(default_factory=set)
+    origins: list[Origin] = field(default_factory=list)
 
 
 async def play(
@@ -185,8 +190,12 @@ async def play(
     moments: Sequence[Step] = EVERY,
     moments_shared: Sequence[Step] = EVERY,
     log: Log | None = None,
+    agents: Agents | None = None,
+    restarts: Collection[str] = (),
+    schedule: Schedule | None = None,
 ) -> Weights:
-    """`rounds` rounds on `devices` (name -> samples); the weights after them. Lanes take turns.
+    """`rounds` rounds on `devices` (name -> samples); the weights after them. Where a method has several lanes, each
+    has a round of its own, and the rounds begin together and end one after another.
 
     Every device that is not lost has all its uploads used and its work merged, or this fails.
 
@@ -195,7 +204,11 @@ async def play(
         away: devices that are not there, by round.
         lost: devices that fall silent in every round, in round n at the n-th of `moments`, counted round; where a
             server half is theirs together with others, of `moments_shared`.
+        agents: those of an earlier play that goes on.
+        restarts: devices whose agents are started again before every round.
+        schedule: of all rounds; None: as `schedule_for` says.
     """
+    agents = agents or Agents()
     trainer = ServerTrainer(CPU, slots=2)
     try:
         for number in rounds:
@@ -204,16 +217,29 @@ async def play(
                 for name, samples in sorted(devices.items())
                 if name not in (away or {}).get(number, ())
             ]
-            lanes = [lane for lane in method.lanes(present).values() if lane]
-            views = method.draw(number, lanes[number % len(lanes)], 1.0, SCHEDULE.seed)
-            plan = method.plan(number, views, SCHEDULE)
             silent = _silent(number, lost, moments, moments_shared)
-            weights = await _Round(method, trainer, random.Random(order), silent, log or Log()).run(
-                weights, plan, devices, number
-            )
+            agents.restart(restarts)
+            base = weights
+            for plan_number, plan in _plans(method, present, number, schedule or schedule_for(method)):
+                round_ = _Round(method, trainer, random.Random(order), silent, log or Log(), agents, base)
+                weights = await round_.run(weights, plan, devices, plan_number)
     finally:
         await trainer.close()
     return weights
+
+
+def _plans(method: Method, present: Sequence[DeviceView], number: int, schedule: Schedule) -> list[tuple[int, Plan]]:
+    """A round of each lane, all begun with the same weights, in the order in which they end; with their numbers."""
+    begun: list[tuple[int, Plan]] = []
+    names, idle = list(method.lanes(present)), list(present)
+    for place, lane in enumerate(names):
+        if views := method.lanes(idle)[lane]:
+            own = number * len(names) + place
+            plan = method.plan(own, method.draw(own, views, 1.0, schedule.seed), schedule)
+            begun.append((own, plan))
+            idle = [view for view in idle if view.name not in plan.assignments]
+    first = number % len(begun)
+    return [*begun[first:], *begun[:first]]
 
 
 Silent = Mapping[str, tuple[Step, Step]]
@@ -231,15 +257,17 @@ class _Round:
     chance: random.Random
     silent: Silent
     log: Log
+    agents: Agents
+    base: Weights  # that the round began with
 
     async def run(self, weights: Weights, plan: Plan, devices: Mapping[str, int], number: int) -> Weights:
         self.log.plans.append(plan)
         copied = from_copy(copy_of(self.method, self.method.context), self.method.context)  # as in a real run
-        halves = copied.server_halves(weights, plan.assignments, CPU)
+        halves = copied.server_halves(self.base, plan.assignments, CPU)
         self.log.halves += [len(half.devices) for half in halves]
         self.trainer.begin(halves)
         players = [
-            _Player(self, weights, assignment, devices[name], self._moment(name, halves))
+            _Player(self, assignment, devices[name], self._moment(name, halves), number)
             for name, assignment in sorted(plan.assignments.items(), key=lambda _: self.chance.random())
         ]
         async with timeout(60):
@@ -248,6 +276,10 @@ class _Round:
         assert [pair[0].device for pair in done] == sorted(set(plan.assignments) - set(self.silent))
         if not done:
             return weights
+        for contribution, _ in done if self.method.keeps_state else ():
+            device = contribution.device
+            self.agents.states.took(device, f"{number}/{device}", self.agents.agent_of(device))
+        self.log.origins += [contribution.state for contribution, _ in done]
         self.log.upper |= {name for contribution, _ in done for name in contribution.server_weights if name in weights}
         merged = self.method.merge(weights, [contribution for contribution, _ in done])
         assert isinstance(merged, Mapping), f"`merge` returned a {type(merged).__name__}, and no weights"
@@ -277,13 +309,16 @@ def _unknown() -> Weights:
 class _Player:
     """One device in one round: the device core, with coroutines for what crosses the link."""
 
-    def __init__(
-        self, round: _Round, weights: Weights, assignment: Assignment, samples: int, moment: Step | None
-    ) -> None:
+    def __init__(self, round: _Round, assignment: Assignment, samples: int, moment: Step | None, number: int) -> None:
+        weights = round.base
         self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
         self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
-        self.cpus = CPUS.get(assignment.device, 1.0)
-        self.body = encode_tensors(self.method.task_weights(weights, assignment), Codec())
+        device = assignment.device
+        self.cpus, self.kept = CPUS.get(device, 1.0), round.agents.kept(device)
+        expected = round.agents.states.expected(device)
+        self.task = Task(f"{number}/{device}", "run", number, assignment, state=expected)
+        self.origin, copy = sent_state(self.method, device, expected)
+        self.body = encode_tensors({**self.method.task_weights(weights, assignment), **copy}, Codec())
 
     async def run(self) -> tuple[Contribution, Outcome] | None:
         device = self.assignment.device
@@ -305,7 +340,7 @@ class _Player:
         shard_ = as_shard(shard(self.assignment.device, self.samples), self.assignment.privacy)
         filled = complete_assignment(self.assignment, self.cpus, shard_)
         phases, batches = PhaseLog(lambda: 0), ShardBatches(shard_, filled)
-        steps = run_task(Task("task", "run", 0, self.assignment), filled, self.body, self._begin, batches, phases)
+        steps = run_task(self.task, filled, self.body, self._begin, batches, phases, self.kept)
         answer: Body | None = None
         while True:
             try:
@@ -328,10 +363,10 @@ class _Player:
                     answer = encode_tensors((await self._used(uploads[number])).replies, Codec())
                     await self._others()
 
-    def _begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
+    def _begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         model = _held(assignment.device)
         model.load(_unknown())
-        return begin_half(model, assignment, body, batches, keep=False)
+        return begin_half(model, assignment, body, batches, kept, keep=False)
 
     async def _used(self, upload: asyncio.Task[StepResult | None]) -> StepResult:
         result = await upload
@@ -341,27 +376,14 @@ class _Player:
     async def _done(self, trained: Result, uploads: int) -> tuple[Contribution, Outcome]:
         device, stages = self.assignment.device, self.assignment.stages
         reference = {**self.reference, **self.method.task_weights(self.reference, self.assignment)}
-        names = self.method.update_names(self.assignment, trained.notes)
-        weights = decode_tensors(trained.body)
-        assert not (why := fault(reference, weights, names)), why
         server = await self.trainer.finish(device, uploads)
         work = work_s(self.cpus, trained.batches, stages - self.assignment.train_from)
-        report = Report(
-            self.samples,
-            trained.batches,
-            trained.loss,
-            work,
-            work * self.cpus,
-            None,
-            100,
-            0.1,
-            100,
-            0.1,
-            0.0,
-            notes=trained.notes,
-        )
+        spent = work, work * self.cpus, None, 100, 0.1, 100, 0.1, 0.0
+        report = Report(self.samples, trained.batches, trained.loss, *spent, notes=trained.notes)
+        weights, extra = opened(self.method, reference, self.assignment, report, decode_tensors(trained.body))
         outcome = Outcome(device, self.assignment, report, work + 0.2, 0.2, 1e6, 0.1 * uploads)
-        return Contribution(device, self.samples, self.assignment, weights, server), outcome
+        given = device, self.samples, self.assignment, weights, server, extra
+        return Contribution(*given, report, self.reference, self.origin), outcome
 
     async def _submit(self, batch: int, tensors: Weights) -> StepResult | None:
         await self._others()

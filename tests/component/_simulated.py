@@ -18,6 +18,7 @@ from orchestrator.clock import now_ns
 from orchestrator.experiment import Environment, Simulation, Training
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, ProfileSpec
 from orchestrator.records.types import Record, RunFinished, RunStarted
+from orchestrator.rounds.device_states import DeviceStates
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.evaluator import LocalEvaluator
@@ -141,7 +142,10 @@ async def _play(
     )
     settings = round_settings("run", wanted, 1.0, {name: shard.samples for name, shard in shards.items()})
     settings = msgspec.structs.replace(
-        settings, queued_uploads=queued_uploads, costs=lambda device, assignment: costs.task_costs(assignment)
+        settings,
+        queued_uploads=queued_uploads,
+        costs=lambda device, assignment: costs.task_costs(assignment),
+        states=DeviceStates(fleet.agent_of),
     )
     trainer = SimulatedTrainer(CPU, at_once, costs)
     driver = DriverPool(

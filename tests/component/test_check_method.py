@@ -61,7 +61,7 @@ def test_a_method_that_is_right(tmp_path: Path) -> None:
     done = check(str(write_folder(tmp_path)))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 12
     assert all(line.startswith("ok    damped ") for line in lines)
 
 

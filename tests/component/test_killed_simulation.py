@@ -77,6 +77,7 @@ LOST = [
     {"round": 5, "after_s": 0.1, "device": "desk-cpu0.3-1", "do": "leave", "for_s": 30.0},
     {"at_s": 60.0, "share": 0.6, "limits": {"cpus": 0.2}, "for_s": 200.0},
 ]
+SGD = {**WANTED["training"], "optimizer": {"name": "sgd", "lr": 0.05}}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"methods": [{"name": "fedavg"}]},
     "dtfl": {"methods": [{"name": "dtfl", "tiers": 3}]},
@@ -85,6 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedat and lost devices": {"methods": [{"name": "fedat", "tiers": 2}], "scenario": LOST},
     "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
     "late devices": {"methods": [{"name": "drop-slowest"}]},
+    "device state and lost devices": {"methods": [{"name": "scaffold"}], "training": SGD, "scenario": LOST},
+    "a buffer": {"methods": [{"name": "fedbuff", "buffer": 2, "concurrency": 3}]},
     "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "timed"}},
     "a reference": {"methods": [{"name": "dtfl", "tiers": 3}], "simulation": {"cost": "reference x86-avx512"}},
     "fedat and a reference": {

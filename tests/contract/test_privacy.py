@@ -11,6 +11,7 @@ import torch
 
 from edgebed.methods import base
 from edgebed.methods.base import HALVES, METHODS, DeviceHalf, Method, Outgoing, Plan
+from edgebed.methods.topk_split import dense
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Privacy
@@ -77,8 +78,12 @@ class Spy:
                 except StopIteration as stop:
                     self.trained[assignment.device] = {k: v.clone() for k, v in stop.value.weights.items()}
                     return stop.value
-                if "features" in out.tensors:
-                    self.features.setdefault(assignment.device, []).append(out.tensors["features"].clone())
+                sent = {name: value.clone() for name, value in out.tensors.items()}
+                if "places" in sent:  # of sparse features
+                    shape = model.feature_shape(assignment.stages)
+                    sent["features"] = dense(sent["values"], sent["places"].long(), shape)
+                if "features" in sent:
+                    self.features.setdefault(assignment.device, []).append(sent["features"])
                 reply = yield out
 
         return watched

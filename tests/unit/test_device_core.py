@@ -15,6 +15,7 @@ import torch
 from edgebed.device.batches import Batches, ShardBatches
 from edgebed.device.core import (
     AwaitReply,
+    Begin,
     Body,
     Cancelled,
     Computed,
@@ -28,6 +29,7 @@ from edgebed.device.core import (
     complete_assignment,
     run_task,
 )
+from edgebed.device.kept import KeptStates
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.uploads import UploadAccount
@@ -35,6 +37,7 @@ from edgebed.errors import RunError, TransferError, TransferRefused, UsageError
 from edgebed.methods.base import Outgoing, Trained, find_half
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.costs import size_bytes
+from edgebed.models.staged import Weights
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Codec, Optimizer
@@ -57,9 +60,10 @@ class Device:
         self.task = Task("task", "run", 0, given)
         self.assignment = complete_assignment(given, 0.5, self.shard)
         self.batches = ShardBatches(self.shard, self.assignment)
+        self.states = KeptStates()
 
-    def start(self, begin: Callable[[Assignment, Body, Batches], Half] | None = None, body: Body = b"") -> CoreSteps:
-        return run_task(self.task, self.assignment, body, begin or self._begin, self.batches, self.log)
+    def start(self, begin: Begin | None = None, body: Body = b"") -> CoreSteps:
+        return run_task(self.task, self.assignment, body, begin or self._begin, self.batches, self.log, self.states)
 
     def body(self) -> bytes | bytearray:
         model = small_model(seed=3)
@@ -67,8 +71,8 @@ class Device:
         names = model.names_below(self.assignment.stages, head=head)
         return encode_tensors({name: model.weights()[name] for name in names}, Codec())
 
-    def _begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
-        return begin_half(small_model(), assignment, self.body(), batches, keep=False)
+    def _begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
+        return begin_half(small_model(), assignment, self.body(), batches, kept, keep=False)
 
     def phases(self) -> list[str]:
         return [phase.name for phase in self.log.take()]
@@ -156,7 +160,7 @@ class Watched:
     def __init__(self) -> None:
         self.begun = self.closed = False
 
-    def begin(self, assignment: Assignment, body: Body, batches: Batches) -> Half:
+    def begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         return self._half()
 
     def _half(self) -> Half:
@@ -190,7 +194,7 @@ def test_a_task_can_be_cancelled_after_every_step(after: int) -> None:
 def test_a_half_that_raises_ends_the_task_unchanged_and_in_its_phase() -> None:
     error = KeyError("a bug")
 
-    def begin(assignment: Assignment, body: Body, batches: Batches) -> Half:
+    def begin(assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         yield from ()
         raise error
 

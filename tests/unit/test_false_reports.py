@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,9 @@ def test_the_next_plan_is_made(name: str, data: st.DataObject) -> None:
             outcomes.append(
                 Outcome(each.name, assignment, report, ELAPSED_S, report.upload_s, link_bytes_s, data.draw(SECONDS))
             )
-            contributions.append(Contribution(each.name, each.samples, assignment, trained, {}))
+            extra = {n: torch.zeros(stream.shape, dtype=stream.dtype) for n, stream in method.extra(assignment).items()}
+            given = each.name, each.samples, assignment, trained, {}, extra
+            contributions.append(Contribution(*given, report, WEIGHTS))
         if contributions:
             method.merge(WEIGHTS, contributions)
         method.observe(round, outcomes)

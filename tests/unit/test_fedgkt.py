@@ -13,9 +13,9 @@ from torch import nn
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import Contribution, find_half
-from edgebed.methods.fedgkt import KNOWN, LOGITS, OPTIMIZER, CommonUpper, FedGKT, server_logits, without_prefix
+from edgebed.methods.fedgkt import KNOWN, LOGITS, OPTIMIZER, CommonUpper, FedGKT, server_logits
 from edgebed.methods.parts.distillation import distillation
-from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights, seeded
+from edgebed.models.staged import GIVEN, MODELS, StagedModel, Weights, seeded, without_prefix
 from edgebed.wire.order import shuffled
 from edgebed.wire.settings import LearningTask, Optimizer
 from orchestrator.testing.rounds import CPU, SCHEDULE, batches_of, make_method, play, shard, small_model, view

@@ -15,6 +15,7 @@ from edge_agent.training import DeviceTrainer
 from edgebed.datasets.shard import Shard
 from edgebed.device.batches import ShardBatches
 from edgebed.device.core import begin_half, run_task
+from edgebed.device.kept import KeptStates
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.pieces import RECORDED, seconds
@@ -113,10 +114,10 @@ class Simulated:
     async def do(self, task: Task, body: bytes | bytearray, shard: Shard, *, builds: bool) -> TaskExecutor:
         work, metrics = task.assignment, TaskMetrics(1000)
 
-        def begin(own: Assignment, weights: Any, batches: Any) -> Any:
-            return begin_half(model(), own, weights, batches, keep=True)
+        def begin(own: Assignment, weights: Any, batches: Any, kept: Any) -> Any:
+            return begin_half(model(), own, weights, batches, kept, keep=True)
 
-        steps = run_task(task, work, body, begin, ShardBatches(shard, work), self.phases)
+        steps = run_task(task, work, body, begin, ShardBatches(shard, work), self.phases, KeptStates())
         uploads = SimulatedUploadQueue(self, metrics, work)
         executor = TaskExecutor(self, task, work, steps, uploads, metrics, builds=builds)
         await executor.run()

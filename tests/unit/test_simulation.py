@@ -326,7 +326,7 @@ def row_events(row: StackedPart) -> Events:
 def on_its_own(whole: StagedModel, own: Assignment, shard: Shard, weights: Weights) -> Events:
     batches = ShardBatches(shard, own)
     body = encode_tensors(weights, Codec())
-    return all_of(begin_half(whole, own, body, batches, keep=True), batches)
+    return all_of(begin_half(whole, own, body, batches, {}, keep=True), batches)
 
 
 WORKS = [
@@ -408,7 +408,7 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
     for device in "ab":
         own = assignment(device=device)
         batches = ShardBatches(owned[device], own)
-        assert isinstance(all_of(pool.begin(own, body, batches), batches)[-1][1], Trained)
+        assert isinstance(all_of(pool.begin(own, body, batches, {}), batches)[-1][1], Trained)
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
 
 
@@ -416,7 +416,7 @@ def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) ->
     """torch's device `meta` stands in for a GPU: it has no values, so nothing could be computed on the CPU unseen."""
     meta, seen = torch.device("meta"), []
 
-    def begin(model: StagedModel, own: Assignment, body: Body, batches: Batches) -> Half:
+    def begin(model: StagedModel, own: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         seen.append({tensor.device for tensor in (*model.parameters(), *next(iter(batches)))})
         return Trained({}, loss=0.0, batches=0)
         yield
@@ -426,7 +426,7 @@ def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) ->
     shard = read_shard(tmp_path / "0.safetensors", meta)
     pool = HalfPool(whole, {"a": shard}, meta, batched=False, notify=lambda text: None, begin=begin)
     with pytest.raises(StopIteration):
-        next(pool.begin(own, b"", ShardBatches(shard, own)))
+        next(pool.begin(own, b"", ShardBatches(shard, own), {}))
     assert seen == [{meta}]
     assert {value.device for value in whole.parameters()} == {torch.device("cpu")}
 

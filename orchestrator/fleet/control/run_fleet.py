@@ -125,6 +125,11 @@ class RunFleet(ABC):
         """
         return [record for record in (*self._calibration, *self._facts.values()) if record.at_ns > after_ns]
 
+    def agent_of(self, device: str) -> str:
+        """The incarnation of the agent that joined last; "" where the device has left."""
+        joined = self._facts.get((PRESENCE, device))
+        return joined.incarnation if isinstance(joined, DeviceJoined) else ""
+
     def attach(self, sink: Callable[[Record], None] | None) -> None:
         """Send records of the fleet to a run from now on; None: to no run."""
         self._sink = sink

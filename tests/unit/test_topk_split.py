@@ -1,0 +1,72 @@
+"""Top-k split: with all entries it is SplitFed to the bit; what is left out comes the next time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgebed.errors import RunError
+from edgebed.methods.parts.distillation import rows_of
+from edgebed.methods.topk_split import dense, topk_half
+from edgebed.wire.messages import Assignment
+from edgebed.wire.settings import Optimizer
+from orchestrator.testing.agents import Agents
+from orchestrator.testing.rounds import Log, make_method, play, shard, small_model
+
+THREE = {"a": 10, "b": 9, "c": 6}
+
+
+async def test_with_all_entries_it_is_splitfed_to_the_bit() -> None:
+    start = small_model().weights()
+    ours = await play(make_method("topk-split", share=1.0), start, THREE, range(3))
+    theirs = await play(make_method("splitfed"), start, THREE, range(3))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+async def test_with_a_tenth_it_is_not() -> None:
+    start = small_model().weights()
+    ours = await play(make_method("topk-split"), start, THREE, range(3))
+    theirs = await play(make_method("splitfed"), start, THREE, range(3))
+    assert not torch.equal(ours["md1.conv.weight"], theirs["md1.conv.weight"])
+
+
+def test_what_is_left_out_of_a_sample_is_added_the_next_time() -> None:
+    """Two samples in one batch, two epochs; the gradient that comes back is 0, so the features stay. What was sent and
+    what is left out at the end add up to the features of both epochs."""
+    model, (x, _) = small_model(), shard("a", 2)
+    work = Assignment(
+        "a", {}, 4, (1, 6, 6), 1, "topk", uploads=("features", "weights"), batch_size=2, epochs=2,
+        optimizer=Optimizer("sgd", 0.05), options={"k": 5, "samples": 2},
+    )  # fmt: skip
+    z = model.lower(1).train()(x).detach().flatten(1)
+    rows = [rows_of(work, epoch, (0, 2)) for epoch in range(2)]
+    half = topk_half(model, work, [(x[each], torch.zeros(2).long()) for each in rows])
+    sent, upload = torch.zeros_like(z), next(half)
+    for each in rows:
+        places = upload.tensors["places"].long()
+        sent[each] += torch.zeros_like(z).scatter(1, places, upload.tensors["values"])
+        try:
+            upload = half.send({"gradient": torch.zeros(2, 5)})
+        except StopIteration as ended:
+            left_out = ended.value.state["left_out"].flatten(1)
+    assert torch.allclose(sent + left_out, 2 * z, atol=1e-5)
+    assert left_out.abs().max() > 0
+
+
+async def test_a_device_that_lost_its_state_begins_without() -> None:
+    log, agents = Log(), Agents()
+    method = make_method("topk-split")
+    weights = await play(method, small_model().weights(), {"a": 10}, range(2), log=log, agents=agents)
+    await play(method, weights, {"a": 10}, range(2, 3), log=log, agents=agents, restarts=("a",))
+    assert log.origins == ["new", "kept", "new"]
+
+
+@pytest.mark.parametrize("places", [[[0, 9]], [[-1, 0]], [[2, 2]], [[3, 1]]])
+def test_places_that_make_no_sense_are_refused(places: list[list[int]]) -> None:
+    with pytest.raises(RunError, match=r"not increasing numbers of 0..8"):
+        dense(torch.ones(1, 2), torch.tensor(places), (1, 3, 3))
+
+
+def test_features_are_zero_at_all_other_places() -> None:
+    made = dense(torch.tensor([[5.0, 7.0]]), torch.tensor([[1, 3]]), (2, 2))
+    assert made.tolist() == [[[0.0, 5.0], [0.0, 7.0]]]
