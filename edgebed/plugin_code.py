@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import re
+import stat
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,15 +92,15 @@ def read_plugin(what: str, near: Path = Path()) -> PluginCode:
             hint="a plug-in is a file such as my_method.py, or a folder with an __init__.py; letters, digits and '_'",
         )
     files = _files(path)
-    copies = _manifest(path.parent)
+    told = _told(path)
     sha256 = sha256_of(files)
-    if path.name in copies:
-        if copies[path.name].sha256 != sha256:
+    if told is not None:
+        if told.sha256 != sha256:
             raise PluginError(
-                f"{path} has been changed: it is a run's copy of {copies[path.name].source}",
+                f"{path} has been changed: it is a run's copy of {told.source}",
                 hint="a run goes on with the code that it began with; start a new run with --plugin for other code",
             )
-        return PluginCode(name, str(path.parent), files, copies[path.name])
+        return PluginCode(name, str(path.parent), files, told)
     return PluginCode(name, str(path.parent), files, Told(sha256, str(path), *_of_installation(name, path, files)))
 
 
@@ -127,6 +128,17 @@ def write_plugins(codes: Iterable[PluginCode], folder: Path) -> None:
             made.chmod(0o755)
     except OSError as error:
         raise FileError.of(error, folder) from None
+
+
+def _told(path: Path) -> Told | None:
+    """What the manifest beside a plug-in says of it. One of another user says nothing: in a folder such as /tmp he
+    could have other modules imported with the plug-in, and other packages installed."""
+    try:
+        manifest = (path.parent / MANIFEST).lstat()
+    except FileNotFoundError:
+        return None
+    own = stat.S_ISREG(manifest.st_mode) and manifest.st_uid == path.lstat().st_uid
+    return _manifest(path.parent).get(path.name) if own else None
 
 
 def _manifest(folder: Path) -> dict[str, Told]:
@@ -192,11 +204,10 @@ def _of_installation(name: str, path: Path, files: Mapping[str, bytes]) -> tuple
 
 
 def _needed(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Without empty lines, options of pip, extras, and Edgebed itself."""
+    """Without empty lines, options of pip, extras, and Edgebed itself: an index may have a stranger's of this name."""
     texts = dict.fromkeys(each.strip() for each in requirements)
-    return tuple(
-        t for t in texts if t.isprintable() and re.match(r"(?!edgebed\b)\w", t) and not re.search(r";.*\bextra\b", t)
-    )
+    named = [(t, re.match(r"\w[\w.-]*", t)) for t in texts if t.isprintable() and not re.search(r";.*\bextra\b", t)]
+    return tuple(text for text, name in named if name and name[0].lower() != "edgebed")
 
 
 # ---- importing ----
@@ -217,17 +228,23 @@ class _SourceAsRead(machinery.SourceFileLoader):
 
 
 class _Finder:
-    """Finds the modules of plug-ins, and no others; a finder of `sys.meta_path`."""
+    """Finds the modules of plug-ins among the files that were read, and no others; a finder of `sys.meta_path`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> machinery.ModuleSpec | None:
-        code = LOADED.get(name.partition(".")[0])
+        code, place = LOADED.get(name.partition(".")[0]), name.replace(".", "/")
         if code is None:
             return None
-        kind = (_SourceAsRead, machinery.SOURCE_SUFFIXES)
-        found = (machinery.FileFinder(folder, kind).find_spec(name) for folder in path or [code.folder])
-        return next((spec for spec in found if spec is not None), None)
+        for file, inside in ((f"{place}/__init__.py", [f"{code.folder}/{place}"]), (f"{place}.py", None)):
+            if file in code.files:
+                loader = _SourceAsRead(name, f"{code.folder}/{file}")
+                return importlib.util.spec_from_file_location(name, loader=loader, submodule_search_locations=inside)
+        if any(file.startswith(f"{place}/") for file in code.files):  # a folder without __init__.py
+            spec = machinery.ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [f"{code.folder}/{place}"]
+            return spec
+        return None
 
 
 _finder = _Finder()
