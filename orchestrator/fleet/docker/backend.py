@@ -98,8 +98,9 @@ class DockerBackend(ContainerDevices, NamedBackend):
     def _make(self) -> None:
         with engine_errors("the networks could not be made"):
             leftovers.collect()
+            plain = ensure_image(self._client, self._notify, self._making.go_on)
+            self._shaper = self._shaper or links.choose(self._client, plain, self._labels)
             self._image = ensure_image(self._client, self._notify, self._making.go_on, self._plugins)
-            self._shaper = self._shaper or links.choose(self._client, self._image, self._labels)
             self._systemd = self._client.info().get("CgroupDriver") == "systemd"
             taken = used_subnets(self._client) + ([] if missing_tools("ip") else host_networks())
             subnets = free_subnets(DOCKER_POOL, 29, taken)

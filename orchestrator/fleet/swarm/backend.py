@@ -121,19 +121,20 @@ class SwarmBackend(ContainerDevices, NamedBackend):
         self._closing = False
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._exits: list[ExitWatch] = []
-        self._image, self._subnet = "", IPv4Network("0.0.0.0/0")
+        self._plain, self._image, self._subnet = "", "", IPv4Network("0.0.0.0/0")
 
     # ---- life ----
 
     async def prepare(self) -> list[str]:
         """Start the node helpers, compare clocks, prove the nodes' cores, make the network on each, and prove that
         between them. The broker needs no address that agents reach, but that of `tls_listener`."""
-        self._image = await self._making.run(self._ready_image)
+        self._plain = await self._making.run(self._ready_image, None)
+        self._image = await self._making.run(self._ready_image, self._plugins)
         await asyncio.to_thread(self._manager.remove_dead)
         port = self._file.helper_port or random.choice(PORTS)
         credentials = write_credentials(self._folder, self._ca)
         self._links = await start_helpers(
-            self._manager, self._placement.nodes, self._image, self._fleet_id, self._ca, credentials, port
+            self._manager, self._placement.nodes, self._plain, self._fleet_id, self._ca, credentials, port
         )
         self._first = await on_node.compare_clocks(self._links, self._notify)
         await self._making.run(self._make)
@@ -163,9 +164,10 @@ class SwarmBackend(ContainerDevices, NamedBackend):
     def dilation(self) -> tuple[float, str]:
         return self._admitted.dilation, self._admitted.set_by
 
-    def _ready_image(self) -> str:
-        """The image by its id, which is the hash of its content: then no node runs another one of the same name."""
-        tag = ensure_image(self._client, self._notify, self._making.go_on, self._plugins)
+    def _ready_image(self, plugins: Path | None) -> str:
+        """The image by its id, which is the hash of its content: then no node runs another one of the same name. Only
+        devices get the one with the packages of plug-ins; helpers may do more than these packages are trusted with."""
+        tag = ensure_image(self._client, self._notify, self._making.go_on, plugins)
         image = self._client.images.get(tag)
         return pushed(image, self._file.registry) if self._file.registry else str(image.id)
 
@@ -181,7 +183,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
             on_node.configure_network(
                 link.engine, f"{self._network}-here", str(self._subnet), str(self._subnet[1]), self._labels
             )
-            self._shapers[id] = NodeShaper(link.engine, self._image, self._labels)
+            self._shapers[id] = NodeShaper(link.engine, self._plain, self._labels)
         self._manager.make_network(self._network, f"{self._network}-here")
 
     @property
@@ -233,7 +235,7 @@ class SwarmBackend(ContainerDevices, NamedBackend):
             self._making.go_on()
             there = {name: self._shards[name] for name in self._placement.on(id) if name in devices}
             if there:
-                on_node.deliver(link.engine, self._image, self._fleet_id, there, SHARD, self._labels, self._plugins)
+                on_node.deliver(link.engine, self._plain, self._fleet_id, there, SHARD, self._labels, self._plugins)
         started = {}
         for name in devices:
             self._making.go_on()
