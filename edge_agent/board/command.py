@@ -10,8 +10,9 @@ import sys
 
 from edge_agent.board.client import Service
 from edge_agent.board.join import join, leave, parse_address, unit
-from edge_agent.board.keystore import Keystore, board_folder
+from edge_agent.board.keystore import Keystore
 from edge_agent.board.standby import Standby
+from edgebed.state import board_folder
 
 
 def main(arguments: list[str]) -> None:

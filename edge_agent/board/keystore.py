@@ -33,16 +33,6 @@ class JoinedService(msgspec.Struct, frozen=True):
     allow_code: bool = False  # whether the board runs plug-ins that its service sends
 
 
-def board_folder() -> Path:
-    """`EDGEBED_BOARD`; else /var/lib/edgebed-agent for root, and `edgebed/board` in the user's state folder."""
-    if named := os.environ.get("EDGEBED_BOARD"):
-        return Path(named)
-    if os.geteuid() == 0:
-        return Path("/var/lib/edgebed-agent")
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "edgebed" / "board"
-
-
 class Keystore:
     """The folder, which only its owner may enter (0700). A board is joined once `board.json` is there: it is written
     last."""

@@ -14,6 +14,7 @@ import msgspec
 from edgebed.errors import FileError, FleetError
 from edgebed.guarded import Guarded
 from edgebed.link.connection import Address
+from edgebed.state import state_folder
 from orchestrator.files.output import keep
 from orchestrator.fleet.ownership import Owner, is_dead
 
@@ -74,8 +75,7 @@ class ServiceFolder(msgspec.Struct, frozen=True):
     @classmethod
     def of_user(cls) -> ServiceFolder:
         """`edgebed/boards` in the user's state folder, made if it is not there. Raises FileError."""
-        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        place = cls(Path(base) / "edgebed" / "boards")
+        place = cls(state_folder() / "boards")
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
             place.folder.chmod(0o700)

@@ -18,6 +18,7 @@ import msgspec
 from edgebed.errors import EdgebedError, FileError, FleetError
 from edgebed.limits.shell import last_line
 from edgebed.module_process import module_command
+from edgebed.state import state_folder
 from edgebed.wire.reading import BoardReading
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
@@ -76,8 +77,7 @@ class FleetFolder:
 
     @classmethod
     def of(cls, spec: FleetSpec) -> FleetFolder:
-        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        folder = Path(base) / "edgebed" / "fleets" / spec.name
+        folder = state_folder() / "fleets" / spec.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return cls(folder)
 

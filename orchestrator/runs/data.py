@@ -20,6 +20,7 @@ from edgebed.datasets.base import DATASETS, Split, classes_of
 from edgebed.datasets.partition import Indices, Samples, partition
 from edgebed.datasets.shard import label_counts, normalise, write_shard
 from edgebed.errors import UsageError
+from edgebed.state import is_kept
 from edgebed.typed import nearest, shown, within
 from edgebed.wire.settings import LearningTask, Privacy
 from orchestrator.experiment import Experiment, PrivacyChoice
@@ -75,11 +76,21 @@ def data_root() -> Path:
 
 def located(data: Mapping[str, Any], near: Path | None) -> dict[str, Any]:
     """The data section with an absolute `path`: in the folder of `near`, the file that names it, else in the folder of
-    data sets. Raises UsageError where it is in neither."""
+    data sets. Raises UsageError where it is in neither, and where it leads to Edgebed's own keys and passwords: devices
+    would get them as samples."""
     given = data.get("path")
-    if not isinstance(given, str) or Path(given).is_absolute() or near is None:
+    if not isinstance(given, str):
         return dict(data)
-    places = [near.resolve().parent / given, data_root().resolve() / given]
+    places = [data_root().resolve() / given]
+    if near is not None and not Path(given).is_absolute():
+        places.insert(0, near.resolve().parent / given)
+    if any(is_kept(place) for place in places):
+        raise UsageError(
+            f"{near or 'experiment'}: data.path is {shown(given)}, where Edgebed keeps keys and passwords",
+            hint="devices get what it names: choose another file, and ask who wrote this one",
+        )
+    if near is None or Path(given).is_absolute():
+        return dict(data)
     for place in places:
         if os.path.exists(place):
             return {**data, "path": str(place)}

@@ -38,7 +38,7 @@ from edgebed.wire.settings import Arrivals, Codec
 from orchestrator.experiment import Experiment
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.rounds.bounds import upload_bytes
-from orchestrator.runs.data import data_root, validation_of
+from orchestrator.runs.data import data_root, located, validation_of
 from orchestrator.runs.folder import RunFolder
 from orchestrator.serving.router import Post
 
@@ -95,7 +95,9 @@ def load_trained(folder: Path) -> TrainedRun:
     if saved is None or not saved.progress.method:
         raise UsageError(f"{folder.name} has no finished round", hint="let it run, or continue it with --resume")
     seed = experiment.training.seed
-    data = DATASETS.create(experiment.data, f"{files.experiment}: data").load(data_root(), seed)
+    data = DATASETS.create(located(experiment.data, files.experiment), f"{files.experiment}: data").load(
+        data_root(), seed
+    )
     plugin = MODELS.create(experiment.model, f"{files.experiment}: model")
     model = plugin.build(data.task)
     method.setup(Context(experiment.model, model, {}, server_slots=1))

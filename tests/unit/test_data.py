@@ -189,6 +189,28 @@ def test_a_relative_path_is_looked_for_beside_the_file_and_then_among_the_data_s
     assert "EDGEBED_DATA" in caught.value.hint
 
 
+@pytest.mark.parametrize("by", ["its path", "a link", "a relative path", "the folder of data sets"])
+def test_the_keys_of_edgebed_are_no_data(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An experiment file of others had them cut into samples, and sent to the devices of its fleet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "state" / "edgebed" / "boards"
+    folder.mkdir(parents=True)
+    (folder / "ca.key").write_text("the key of the boards' CA " * 50)
+    (tmp_path / "link.txt").symlink_to(folder / "ca.key")
+    named = {
+        "its path": str(folder / "ca.key"),
+        "a link": str(tmp_path / "link.txt"),
+        "a relative path": "../state/edgebed/boards/ca.key",
+        "the folder of data sets": "boards/ca.key",
+    }
+    monkeypatch.setenv("EDGEBED_DATA", str(folder.parent))
+    wanted = experiment(data={"name": "text", "path": named[by], "length": 4})
+    (tmp_path / "sent").mkdir()
+    with pytest.raises(UsageError, match="where Edgebed keeps keys and passwords"):
+        prepare_data(wanted, DEVICES, tmp_path, near=tmp_path / "sent" / "e.yaml")
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
 def test_the_file_of_a_run_names_its_data_whatever_folder_it_is_read_in(npz: Path, tmp_path: Path) -> None:
     wanted = experiment(data={"name": "npz", "path": "n.npz"})
     kept = parse(resolved(wanted, tmp_path / "e.yaml", {"name": "fedavg"}, 1.0).decode(), tmp_path)[0]
