@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
-from edgebed.errors import EdgebedError, UsageError
+from edgebed.errors import EdgebedError, UsageError, said
 from edgebed.module_process import HOME
 
 MARK = "a package of Edgebed"
@@ -39,7 +39,7 @@ def exit_on_error(command: str) -> Iterator[None]:
     try:
         yield
     except EdgebedError as error:
-        print(f"{command}: {error}" + (f"\nHint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        print(f"{command}: {said(error)}" + (f"\nHint: {said(error.hint)}" if error.hint else ""), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -28,6 +28,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+MOST_SAID = 20_000
+"""Characters of an error that a terminal shows."""
+
 MOST_TRACE = 8000
 """Characters of a traceback that are sent and kept."""
 
@@ -158,6 +161,11 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: give the device more memory or a smaller batch"
     return f"{type(error).__name__}: {error}"
+
+
+def said(text: object) -> str:
+    """An error, or a hint, as a terminal may show it: it may repeat what stands in a file of others."""
+    return printable(str(text), MOST_SAID, keep="\n")
 
 
 def trace_of(error: BaseException) -> str:

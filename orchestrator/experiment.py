@@ -376,16 +376,16 @@ def _named_mistakes(experiment: Experiment, document: Document) -> Iterator[tupl
 
 def _sweep_mistakes(experiment: Experiment, document: Document) -> Iterator[UsageError]:
     """Those of the sweep. The values of each setting are put into the document as `--set` puts them."""
+    if (count := experiment.count_parts()) > MOST_PARTS:
+        place = document.where("sweep")
+        yield UsageError(f"{place}: {count} settings and seeds, above {MOST_PARTS}", hint="sweep fewer values")
+        return
     for key, values in (experiment.sweep or {}).items():
         place = document.where(f"sweep.{key}")
         if key.partition(".")[0] in NOT_SWEPT or key in NOT_SWEPT:
             yield UsageError(f"{place}: {key} cannot be swept", hint="`seeds` and `methods` are lists already")
         if any(values.count(value) > 1 for value in values):
             yield UsageError(f"{place}: one value stands there twice", hint="write each value once")
-    if (count := experiment.count_parts()) > MOST_PARTS:
-        place = document.where("sweep")
-        yield UsageError(f"{place}: {count} settings and seeds, above {MOST_PARTS}", hint="sweep fewer values")
-        return
     for setting, _ in experiment.parts[:: len(experiment.all_seeds)] if experiment.sweep else ():
         own = copy.deepcopy(document)
         del own["sweep"]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MOST_VALUES = 100
 """Different values that a column of texts may have: each becomes a column of 0 and 1."""
 
+MOST_COLUMNS = 100_000
+
 
 class Table(DataSet):
     name = "table"
@@ -34,25 +36,52 @@ class Table(DataSet):
         import pandas as pd  # takes half a second
 
         path = root / self.options.path
-        try:
-            frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-        except ImportError as error:
-            raise UsageError(str(error), hint="install edgebed[export], or save the table as .csv") from None
-        except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-            hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "give a .csv or .parquet file"
-            raise UsageError(f"{path} cannot be read as a table: {str(error).strip()}", hint=hint) from None
-        frame = frame.rename(columns=str)
+        frame = _read(path).rename(columns=str)
         names, labels = np.unique(_answers(frame, self.options.target, path), return_inverse=True)
         texts = list(frame.select_dtypes(exclude=["number", "bool"]).columns)
-        if many := [name for name in texts if frame[name].nunique() > MOST_VALUES]:
+        frame[texts] = frame[texts].astype(str)
+        counts = frame[texts].nunique()
+        if many := [name for name in texts if counts[name] > MOST_VALUES]:
             raise UsageError(
-                f"{path}: {', '.join(many)}: more than {MOST_VALUES} different texts",
+                f"{path}: {_some(many)}: more than {MOST_VALUES} different texts",
                 hint="save the table without these columns",
             )
+        _refuse_wide(path, len(frame.columns) - len(texts) + int(counts.sum()))
         x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32, copy=True))
+        if not torch.isfinite(x).all():
+            raise UsageError(f"{path} holds numbers beyond 32 bits", hint="leave out or mend these rows")
         y = torch.from_numpy(labels.astype(np.int64))
         train, test = hold_out(torch.arange(len(x)), self.options.test_share, seed)
         return Source(in_memory(x[train], y[train]), in_memory(x[test], y[test]), [str(name) for name in names])
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Raises UsageError."""
+    import pandas as pd
+
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        _refuse_wide(path, len(pd.read_csv(path, nrows=0).columns))  # before a million columns are read
+        return pd.read_csv(path)
+    except ImportError as error:
+        raise UsageError(str(error), hint="install edgebed[export], or save the table as .csv") from None
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "give a .csv or .parquet file"
+        raise UsageError(f"{path} cannot be read as a table: {str(error).strip()}", hint=hint) from None
+
+
+def _refuse_wide(path: Path, columns: int) -> None:
+    if columns > MOST_COLUMNS:
+        raise UsageError(
+            f"{path} has {columns} columns, texts as one for each value; {MOST_COLUMNS} are allowed",
+            hint="save it with fewer columns",
+        )
+
+
+def _some(names: list[str]) -> str:
+    """The first names of columns."""
+    return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
 
 def _answers(frame: pd.DataFrame, target: str, path: Path) -> pd.Series[str]:
@@ -64,14 +93,14 @@ def _answers(frame: pd.DataFrame, target: str, path: Path) -> pd.Series[str]:
         other = next((mark for mark in ";\t|" if mark in only), None)
         raise UsageError(
             f"{path} has no column {target!r} beside others{nearest(target, columns)}",
-            hint=f"separate the columns by ',', not {other!r}" if other else f"its columns: {', '.join(columns)}",
+            hint=f"separate the columns by ',', not {other!r}" if other else f"its columns: {_some(columns)}",
         )
     empty = frame.isin([np.inf, -np.inf]) | frame.isna()
     if empty.any(axis=None):
         rows = np.flatnonzero(empty.any(axis=1))
         raise UsageError(
             f"{path}: {len(rows)} of {len(frame)} rows lack values, or have infinite ones, in "
-            f"{', '.join(frame.columns[empty.any()])}; the first is row {rows[0] + 1} below the header",
+            f"{_some(list(frame.columns[empty.any()]))}; the first is row {rows[0] + 1} below the header",
             hint="fill them, or leave these rows out",
         )
     answers = frame.pop(target)

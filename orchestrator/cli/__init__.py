@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
-from edgebed.errors import EdgebedError, FileError
+from edgebed.errors import EdgebedError, FileError, said
 from orchestrator.cli.console import log
 from orchestrator.runs.signals import ending_alike
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _fail(error: EdgebedError) -> NoReturn:
-    log.print(f"[bold red]edgebed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    log.print(f"[bold red]edgebed:[/] {escape(said(error))}", highlight=False, soft_wrap=True)
     if error.hint:
-        log.print(f"[bold]Hint:[/] {escape(error.hint)}", highlight=False, soft_wrap=True)
+        log.print(f"[bold]Hint:[/] {escape(said(error.hint))}", highlight=False, soft_wrap=True)
     sys.exit(error.exit_code)

@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, said
 from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from edgebed.wire.settings import LearningTask
@@ -84,7 +84,7 @@ def _counted(
         except UsageError as error:
             if refuse:
                 raise
-            log.print(f"left out: {error}")
+            log.print(f"left out: {said(error)}")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

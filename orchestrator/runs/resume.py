@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError
-from orchestrator.experiment import Experiment, Overrides, Training, load
+from orchestrator.experiment import MOST_PARTS, Experiment, Overrides, Training, load
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.records.types import SIMULATED
 from orchestrator.rounds.progress import Progress
@@ -74,6 +74,11 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
         sweep=series.sweep or None,
         dilation=after.dilation if series.dilation is None else series.dilation,
     )
+    if after.count_parts() > MOST_PARTS:
+        raise UsageError(
+            f"{files.series} names {after.count_parts()} settings and seeds, above {MOST_PARTS}",
+            hint="no run of Edgebed has written this",
+        )
     members, count = dict(_members(files, series)), len(after.methods)
     trainings = [after.part(*each).training for each in after.parts]
     finished = {place: each.path for place, each in members.items() if is_finished(each, trainings[place // count])}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
+import sys
+from pathlib import Path
 
-from edgebed.errors import MOST_TRACE, UsageError, in_words, trace_of
+import msgspec
+import pytest
+
+from edgebed.errors import MOST_TRACE, UsageError, in_words, said, trace_of
 from edgebed.wire.messages import Failure, decode_header, encode
+from orchestrator.cli import main
 from orchestrator.records.types import DeviceOut
 
 
@@ -45,3 +50,22 @@ def test_what_was_written_without_a_trace_is_read() -> None:
     assert decode_header(encode(Failure("d", "t", "w", trace="x"))) == Failure("d", "t", "w", trace="x")
     old = {"type": "device_out", "at_ns": 1, "round": 0, "device": "d", "how": "lost", "why": "w"}
     assert msgspec.convert(old, DeviceOut).trace == ""
+
+
+def test_what_a_file_of_others_holds_does_not_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OSC 52 writes the clipboard; the name of a column, say, is repeated by a message."""
+    (tmp_path / "a.csv").write_text("a\x1b]52;c;ZXZpbA==\x1b\\,b\n1,2\n")
+    text = "name: x\nfleet: dtfl-5\nmethods: [{name: fedavg}]\nmodel: {name: fcnn}\n"
+    (tmp_path / "x.yaml").write_text(f"{text}data: {{name: table, path: a.csv, target: c}}\n")
+    monkeypatch.setattr(sys, "argv", ["edgebed", "data", str(tmp_path / "x.yaml")])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr()
+    assert "its columns: a" in told.out + told.err
+    assert "\x1b]52" not in told.out + told.err
+
+
+def test_lines_of_an_error_stay_lines() -> None:
+    assert said(UsageError("a\n1. b\x1b[2K")) == "a\n1. b [2K"

@@ -44,6 +44,34 @@ def text(tmp_path: Path) -> Path:
 # ---- data ----
 
 
+def test_a_table_of_a_million_columns_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",".join(f"c{i}" for i in range(1_000_000)) + "\n" + "1," * 999_999 + "1\n")
+    with pytest.raises(UsageError, match="1000000 columns") as error:
+        load({"name": "table", "path": "a.csv", "target": "c1"}, tmp_path)
+    assert len(str(error.value)) < 1000
+
+
+def test_texts_that_become_too_many_columns_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgebed.datasets.table.MOST_COLUMNS", 50)
+    table(tmp_path, kind=[0, 1] * 20, a=[f"t{i}" for i in range(40)], b=[f"t{i}" for i in range(40)])
+    with pytest.raises(UsageError, match="80 columns, texts as one for each value"):
+        load({"name": "table", "path": "a.csv", "target": "kind"}, tmp_path)
+
+
+def test_a_table_s_numbers_are_finite_in_32_bits(tmp_path: Path) -> None:
+    """Else the first batch of a device made its weights NaN."""
+    table(tmp_path, kind=[0, 1] * 10, a=[1e39] + [1.0] * 19)
+    with pytest.raises(UsageError, match="beyond 32 bits"):
+        load({"name": "table", "path": "a.csv", "target": "kind"}, tmp_path)
+
+
+def test_a_refusal_names_a_few_columns_only(tmp_path: Path) -> None:
+    table(tmp_path, **{f"c{i}": [1] for i in range(5000)})
+    with pytest.raises(UsageError, match="no column 'kind'") as error:
+        load({"name": "table", "path": "a.csv", "target": "kind"}, tmp_path)
+    assert error.value.hint.endswith("c18, c19, …")
+
+
 def test_a_text_s_answers_are_the_characters_that_follow(text: Path) -> None:
     split = load({"name": "text", "path": "a.txt", "length": 9}, text)
     assert split.task == LearningTask((9,), len(set(TEXT)), len(set(TEXT)), per_token=True)

@@ -224,3 +224,12 @@ def test_what_a_seed_left_is_told_by_method_and_seed(tmp_path: Path, capsys: pyt
     said = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert ["dtfl,", "seed", "3", "unfinished", "2", "of", "4", "50.0%", "x-2"] in said
     assert ["fedavg,", "seed", "5", "not", "begun", "–", "–"] in said
+
+
+def test_a_sweep_that_no_run_has_written_is_refused_before_it_is_listed(tmp_path: Path) -> None:
+    """The folder may be from others: a product of ten keys was listed, until the memory was full."""
+    run = made(tmp_path, 0, Progress(round=2))
+    sweep = {f"training.key{i}": list(range(10)) for i in range(10)}
+    (run / "series.json").write_bytes(msgspec.json.encode(Series("one", 0, METHODS, sweep=sweep)))
+    with pytest.raises(UsageError, match="10000000000 settings and seeds"):
+        resume_request(run)

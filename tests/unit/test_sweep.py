@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_the_message_has_the_line_of_the_key(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"x\.yaml:6, sweep: training\.lr: there is no key 'lr'"):
         load(path)
+
+
+def test_a_sweep_of_20000_values_is_refused_at_once() -> None:
+    """Each was compared with each: hours, for a file of 1 MiB."""
+    began = time.process_time()
+    with pytest.raises(UsageError, match="20000 settings and seeds"):
+        experiment(sweep={"training.batch_size": list(range(1, 20_001))})
+    assert time.process_time() - began < 2
 
 
 def test_a_setting_in_words() -> None:
