@@ -37,7 +37,7 @@ def overhead_ms(rounds: RoundTimeline) -> float:
     assert finished is not None
     last = max(rounds.facts.done.values(), key=lambda done: done.at_ns).device
     start, end = rounds.facts.start_ns, finished.at_ns
-    totals = rounds.devices[last].totals(start, end)
+    totals = rounds.devices[last].totals(end)
     return (end - start - sum(totals.get(name, 0) for name in WORK)) / 1e6
 
 
