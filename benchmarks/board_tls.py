@@ -31,6 +31,7 @@ from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.messages import Reply, Upload
 from edgebed.wire.topics import ORCHESTRATOR
+from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.registry import Store
 from orchestrator.broker.open_broker import open_broker
 
@@ -114,8 +115,12 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
     assert live is not None
     local = live.broker
     spent: dict[str, Spent] = defaultdict(Spent)
+    ids = {kind: identity.key.parent.name for kind, identity in boards.items()}
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        stack.enter_context(claimed(running.place, ids, Taken("benchmark", "f1", os.getpid())))
+        while (live := running.place.live()) is None or not set(ids.values()) <= set(live.fleets):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         link = stack.enter_context(shaped_link(mbit))
         broker = await enter(open_broker([link.host], kinds=["mosquitto"], fleet="f1", devices=["dev"]))
         near = await enter(orchestrator(broker.address))
@@ -125,7 +130,7 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
         for kind, identity in boards.items():
             far = Address(link.host, running.mqtt_port, identity=identity)
             more = environment if kind == "ChaCha20" else {}
-            clients[kind] = await enter(client(identity.key.parent.name, link.prefix, near, far, more))
+            clients[kind] = await enter(client(ids[kind], link.prefix, near, far, more))
         body = os.urandom(SIZE)
         for number in range(TURNS + 1):
             for kind, each in clients.items():

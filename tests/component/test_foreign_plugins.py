@@ -14,8 +14,8 @@ import pytest
 
 from edgebed.errors import PluginError
 from edgebed.plugin_code import MANIFEST, read_plugin, read_plugins, use, write_plugins
+from orchestrator.fleet import leftovers
 from orchestrator.fleet.docker import backend as docker_backend
-from orchestrator.fleet.docker import leftovers
 from orchestrator.fleet.making import Making
 from orchestrator.fleet.swarm import backend as swarm_backend
 from tests.strangers import alone, write_file, write_folder
