@@ -78,7 +78,8 @@ def test_a_plug_in_is_whole_after_its_files_are_gone(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
     (folder / "inner").mkdir()
     (folder / "inner" / "more.py").write_text("MORE = 7")
-    (folder / "method.py").write_text(f"from damped.inner.more import MORE\n{(folder / 'method.py').read_text()}")
+    method = folder / "method.py"
+    method.write_text(f"{method.read_text()}\nfrom damped.inner.more import MORE\n")
     code = read_plugin(str(folder))
     (folder / "inner" / "more.py").unlink()
     (folder / "shares.py").unlink()
