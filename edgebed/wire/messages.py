@@ -304,7 +304,7 @@ class Task(msgspec.Struct, frozen=True, tag="task"):
     index: float = 1.0
     state: str | msgspec.UnsetType = (
         msgspec.UNSET
-    )  # the task whose device state it goes on with; unset: none, or a copy
+    )  # the task whose device state it has; unset: none, or a copy
     base: str | msgspec.UnsetType = msgspec.UNSET  # SHA-256 of the frozen weights; those that are not here came before
 
 
