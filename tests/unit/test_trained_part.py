@@ -119,6 +119,12 @@ def test_a_part_that_is_none_is_refused(part: dict[str, Any], message: str) -> N
     assert caught.value.hint
 
 
+def test_all_mistakes_of_a_part_are_told_at_once() -> None:
+    spec = {**SMALL, "widht": 3, "trainable": "top", "lora": {"rank": 0, "rang": 1}}
+    told = " ".join(str(each) for each in MODELS.mistakes(spec, lambda key: key, "model"))
+    assert all(key in told for key in ("widht", "model.trainable", "model.lora.rank", "rang"))
+
+
 def test_costs_count_only_what_is_trained_going_back() -> None:
     plain, adapted = (model_costs(MODELS.create(spec), NEXT, 4) for spec in (SMALL, {**SMALL, "trainable": ["top"]}))
     assert plain.cuts[-1].forward_flops == adapted.cuts[-1].forward_flops
