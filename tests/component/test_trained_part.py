@@ -74,7 +74,8 @@ def sizes(records: Iterable[Record], kind: type[TaskDelivered] | type[UpdateRece
 @pytest.mark.parametrize("name", PARTS)
 def test_a_method_trains_its_part_and_nothing_else(text: Path, tmp_path: Path, name: str) -> None:
     """The frozen weights stay to the bit, through every merge, and each device gets them once."""
-    run = simulated(text, tmp_path, LORA, {"name": name, **({"tier": 1} if name == "dtfl" else {})})
+    options: dict[str, dict[str, Any]] = {"dtfl": {"tier": 1}, "s2fl": {"cuts": [2, 3]}}
+    run = simulated(text, tmp_path, LORA, {"name": name, **options.get(name, {})})
     trained, start = final(run), seeded(lambda: MODELS.create(LORA).build(NEXT), SEED)
     assert trained.keys() == start.weights().keys()
     assert all(torch.equal(trained[name], start.weights()[name]) for name in start.frozen)
