@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -33,6 +34,7 @@ from edgebed.device.kept import KeptStates
 from edgebed.device.metrics import TaskMetrics
 from edgebed.device.phases import PhaseLog
 from edgebed.device.pieces import Kinds
+from edgebed.errors import UsageError
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import MODELS, StagedModel, Weights
 from edgebed.wire.codecs import encode_tensors
@@ -73,8 +75,8 @@ class TaskIO(Protocol):
 
 class DeviceTrainer:
     """Does tasks on this device's shard, where the shard's batches go: on the CPU or an accelerator. It keeps the model
-    between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half. What
-    halves keep (`KeptStates`) stays."""
+    between tasks, because building one takes a slow device seconds. Every task overwrites the weights of its half, but
+    for frozen ones that earlier tasks of the same base have brought. What halves keep (`KeptStates`) stays."""
 
     def __init__(self, shard: Shard, phases: PhaseLog) -> None:
         self._shard, self._phases = shard, phases
@@ -90,7 +92,8 @@ class DeviceTrainer:
         kinds = Kinds()
         batches = self._batches(assignment, io, kinds)
         built = self._built
-        steps = run_task(task, assignment, body, self._begin, batches, self._phases, self._states)
+        begin = partial(self._begin, task.base or "")
+        steps = run_task(task, assignment, body, begin, batches, self._phases, self._states)
         del body  # only the core holds it, and lets go of it when it has been decoded
         driver = _Driver(assignment, io, self._shard.accelerator)
         answer: bytes | None = None
@@ -122,11 +125,15 @@ class DeviceTrainer:
 
         return ShardBatches(self._shard, assignment, before=io.check, after=after)
 
-    def _begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
-        return begin_half(self._model(assignment), assignment, body, batches, kept, keep=False)
+    def _begin(self, base: str, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
+        model = self._model(assignment, base)
+        half = begin_half(model, assignment, body, batches, kept, keep=False)
+        if missing := model.frozen & set(model.names_below(assignment.stages, head=False)) - model.loaded:
+            raise UsageError(f"{len(missing)} frozen weights never came, the first {min(missing)!r}")
+        return half
 
-    def _model(self, assignment: Assignment) -> StagedModel:
-        key = msgspec.msgpack.encode((assignment.model, assignment.learns))
+    def _model(self, assignment: Assignment, base: str) -> StagedModel:
+        key = msgspec.msgpack.encode((assignment.model, assignment.learns, base))
         if self._built is None or self._built[0] != key:
             model = MODELS.create(assignment.model, "assignment").build(assignment.learns)
             self._built = (key, model.to(self._shard.accelerator))

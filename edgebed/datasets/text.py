@@ -20,10 +20,10 @@ MOST_CHARACTERS = 10_000
 
 class Text(DataSet):
     name = "text"
-    summary = "a plain text file; the next character is predicted"
+    summary = "a plain text file, or Python's help; the next character is predicted"
 
     class Options(Subset, frozen=True, forbid_unknown_fields=True, kw_only=True):
-        path: str  # relative to the folder of data sets
+        path: str = ""  # relative to the folder of data sets; "": the topics of Python's help, as it is installed
         length: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 64  # characters of a sequence
         test_share: Share = 0.1  # of the text, from its end
 
@@ -31,12 +31,7 @@ class Text(DataSet):
 
     def open(self, root: Path, seed: int) -> Source:
         path, length = root / self.options.path, self.options.length
-        try:
-            if not path.is_file() or path.stat().st_size > MOST_BYTES:
-                raise UsageError(f"{path} is no file of at most {MOST_BYTES >> 20} MiB", hint="give the path of a text")
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as text: {error}", hint="save it as plain text in UTF-8") from None
+        text = _read(path) if self.options.path else _python_help()
         names, tokens = np.unique(list(text), return_inverse=True)
         count = max(0, len(tokens) - 1) // length
         held = max(1, round(count * self.options.test_share))
@@ -49,6 +44,22 @@ class Text(DataSet):
         x, y = (whole[first : first + count * length].view(count, length) for first in (0, 1))
         train, test = (_part(x[rows], y[rows]) for rows in (slice(count - held), slice(count - held, count)))
         return Source(train, test, [repr(str(name))[1:-1] for name in names], vocabulary=len(names))
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} is no file of at most {MOST_BYTES >> 20} MiB", hint="give the path of a text")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}", hint="save it as plain text in UTF-8") from None
+
+
+def _python_help() -> str:
+    """What `help()` says of the language, some 700 kB; another version of Python has another text."""
+    from pydoc_data.topics import topics  # only where it is asked for: it takes memory
+
+    return "\n".join(topics[name] for name in sorted(topics))
 
 
 def _part(x: torch.Tensor, y: torch.Tensor) -> Part:

@@ -48,8 +48,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """What the orchestrator knows of a device when it plans. Limits are those in force (after dilation). `labels`:
-    samples per class of its shard; () where nobody knows."""
+    """What the orchestrator knows of a device when it plans. Limits are those in force (after dilation)."""
 
     name: str
     samples: int
@@ -57,28 +56,27 @@ class DeviceView(msgspec.Struct, frozen=True):
     uplink_bit_s: int
     downlink_bit_s: int
     memory_bytes: int = 0  # 0: not known
-    labels: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()  # samples per class of its shard; () where nobody knows
 
 
 class CutCost(msgspec.Struct, frozen=True):
     """Measured cost of one cut with one standard batch (papers.md §1.1)."""
 
     cut: int
-    model_bytes: int  # D_model(m): device stages and head, as sent
+    model_bytes: int  # D_model(m): device stages and head, as sent in each round: what is trained of them
     feature_bytes: int  # D_feat(m): features and labels of a batch, as sent with the run's codec
     device_s: float  # T^cp(m): reference seconds per batch, device half
     server_s: float  # T^sp(m): reference seconds per batch, server half
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What stays the same during a run. `costs` is by cut; empty for a method whose `needs_costs` is false. `devices`
-    are those of the fleet in its order, present or not; empty where nobody knows."""
+    """What stays the same during a run."""
 
     model_spec: dict[str, object]
     model: StagedModel
-    costs: Mapping[int, CutCost]
+    costs: Mapping[int, CutCost]  # by cut; empty for a method whose `needs_costs` is false
     server_slots: int  # server halves that can really run at once
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # of the fleet in its order, present or not; empty where nobody knows
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -194,6 +192,9 @@ class Method(Plugin):
 
     keeps_state = False
     """Whether its device halves keep tensors on their devices between tasks (`Trained.state`)."""
+
+    trains_part = False
+    """Whether it can train a part of the weights, where the model names one (`edgebed.models.trained_part`)."""
 
     remembers: ClassVar[str] = ""
     """Name of the attribute whose struct is all that the method remembers as plain data."""
@@ -341,8 +342,8 @@ class Method(Plugin):
 
 
 def trained_names(model: StagedModel, assignment: Assignment) -> list[str]:
-    """Names of the weights an update of this assignment holds: the trained stages, and the head where it trains."""
-    frozen = set(model.names_below(assignment.train_from, head=False))
+    """Names of the weights an update of this assignment holds: what is trained of its stages, and of a head."""
+    frozen = {*model.frozen, *model.names_below(assignment.train_from, head=False)}
     below = model.names_below(assignment.stages, head=trains_head(assignment))
     return [name for name in below if name not in frozen]
 

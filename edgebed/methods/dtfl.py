@@ -34,6 +34,7 @@ from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.methods.parts.device_speed import moving_average, work_s
 from edgebed.methods.parts.local_training import UpperHalf, count_batches
 from edgebed.models.staged import Weights
+from edgebed.models.trained_part import check_halves
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment
 
@@ -45,6 +46,7 @@ Tier = Annotated[int, msgspec.Meta(ge=1)]
 
 class Dtfl(Method):
     name = "dtfl"
+    trains_part = True
     remembers = "history"
     needs_costs = True
     variants = ({"overlap": False}, {"tier": 2})
@@ -76,6 +78,7 @@ class Dtfl(Method):
             raise UsageError(
                 f"tier {self.options.tier} of a model with {len(self.cuts)} tiers", hint=f"choose 1..{len(self.cuts)}"
             )
+        check_halves(context.model, self.cuts, head=True)
 
     def plan(self, round: int, devices: Sequence[DeviceView], schedule: Schedule) -> Plan:
         """Line 2: a tier for each device; the device's own part of the round (lines 15-20) is the objective `head`."""

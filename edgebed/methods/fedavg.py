@@ -14,6 +14,7 @@ from edgebed.models.staged import Weights
 
 class FedAvg(Method):
     name = "fedavg"
+    trains_part = True
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`draw`: a round's devices at random, or equally many of every compute level, as in FedPMT's experiments."""

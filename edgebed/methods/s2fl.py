@@ -50,6 +50,7 @@ from edgebed.methods.parts.time_table import TimeTable, median_rule
 from edgebed.models.costs import cut_costs
 from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.trained_part import check_halves, training_mode
 from edgebed.wire.messages import Assignment
 
 Cut = Annotated[int, msgspec.Meta(ge=1)]
@@ -82,7 +83,8 @@ class GroupHalf(ServerHalf):
         self.accelerator, self.task = accelerator, model.task
         self.upper = copy.deepcopy(model.upper(self.start))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
-        self.upper.to(accelerator).train()
+        training_mode(self.upper.to(accelerator), model.frozen)
+        self.trained = [name for name in self.upper.state_dict() if name not in model.frozen]
         self.optimizer = make_optimizer(self.upper.parameters(), assignments[self.devices[0]].optimizer)
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
@@ -111,7 +113,8 @@ class GroupHalf(ServerHalf):
         return leaves
 
     def weights(self) -> Weights:
-        return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
+        state = self.upper.state_dict()
+        return {name: state[name].detach().cpu().clone() for name in self.trained}
 
 
 # ---- the method ----
@@ -125,6 +128,7 @@ class Memory(msgspec.Struct):
 
 class S2fl(Method):
     name = "s2fl"
+    trains_part = True
     remembers = "memory"
     variants = (
         {"times": "own", "warm_up": "drawn"},
@@ -176,6 +180,7 @@ class S2fl(Method):
                 f"warm_up: profile, but cuts {unknown} cannot be profiled: they have no head",
                 hint=f"choose cuts of: {', '.join(map(str, context.model.cuts_with_head))}; or warm_up: all",
             )
+        check_halves(context.model, self.cuts, head=False)
         self.memory = Memory()
         self._groups: list[tuple[str, ...]] = []  # of this round
         self._counted = cut_costs(context.model)

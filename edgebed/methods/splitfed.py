@@ -19,11 +19,13 @@ from edgebed.methods.base import Context, Contribution, DeviceView, Method, Plan
 from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
 from edgebed.methods.parts.local_training import UpperHalf
 from edgebed.models.staged import Weights
+from edgebed.models.trained_part import check_halves
 from edgebed.wire.messages import Assignment
 
 
 class SplitFed(Method):
     name = "splitfed"
+    trains_part = True
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """`cut`: stages on the device; after md2 as in the DTFL paper."""
@@ -38,6 +40,7 @@ class SplitFed(Method):
                 f"cut {self.options.cut} of a model with {len(context.model)} stages leaves the server none",
                 hint=f"choose a cut in 1..{len(context.model) - 1}",
             )
+        check_halves(context.model, [self.options.cut], head=False)
 
     def learning(self) -> dict[str, object]:
         """FedAvg's: a batch goes through the same layers, in two places."""

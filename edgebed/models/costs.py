@@ -165,13 +165,14 @@ def _count(module: nn.Module, name: str, x: Tensor) -> tuple[PartCosts, Tensor]:
     """Costs of a stage or head for the batch `x`, and its output."""
     counter = _flop_counter()
     x, parameters = x.detach(), list(module.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     if x.is_floating_point():  # tokens have no gradient
         x.requires_grad_()
     with counter:
         out: Tensor = module(x)
         forward = counter.get_total_flops()
-        if parameters:
-            autograd.backward(out.sum(), inputs=parameters, retain_graph=True)
+        if trained:
+            autograd.backward(out.sum(), inputs=trained, retain_graph=True)
         last = counter.get_total_flops() - forward
         if x.requires_grad:
             autograd.backward(out.sum())

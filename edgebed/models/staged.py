@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edgebed import models as _package
-from edgebed.errors import UsageError
+from edgebed.errors import PluginError, UsageError
 from edgebed.models.learning import blank_x
+from edgebed.models.trained_part import TrainedPart, train_part
 from edgebed.plugins import Plugin, Registry
+from edgebed.typed import convert, mistakes
 from edgebed.wire.settings import LearningTask
 
 Weights = dict[str, Tensor]
@@ -45,6 +47,10 @@ class StagedModel(nn.Module):
         split_points: the cuts from which a method such as S²FL chooses if its options name none, increasing; all cuts
             1..L-1 if not given.
         uncut: of a network with one stage that was to have more: why, and what can be done.
+
+    Attributes:
+        frozen: names of the weights that are never trained.
+        loaded: those of them that `load` has brought.
     """
 
     def __init__(
@@ -69,6 +75,8 @@ class StagedModel(nn.Module):
         self.cuts_with_head = sorted(heads)
         self.given: Weights = {}
         self.kept: Weights = {}
+        self.frozen: frozenset[str] = frozenset()
+        self.loaded: frozenset[str] = frozenset()
         self._feature_shapes: dict[object, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -107,6 +115,16 @@ class StagedModel(nn.Module):
         owners = set(self.stage_names[:cut]) | ({head_name(cut)} if head else set())
         return [name for name, owner in self._owners if owner in owners]
 
+    def trained_below(self, cut: int) -> list[str]:
+        """Names of those weights of the device half at `cut`, with its head, that are trained."""
+        return [name for name in self.names_below(cut, head=True) if name not in self.frozen]
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Never train the weights of these names."""
+        self.frozen = frozenset(names)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
+
     @functools.cached_property
     def _owners(self) -> list[tuple[str, str]]:
         """Names of all weights, each with that of its stage or head. Kept: with hundreds of devices the rounds ask for
@@ -135,6 +153,7 @@ class StagedModel(nn.Module):
                 )
             with torch.no_grad():
                 state[name].copy_(value)
+        self.loaded |= self.frozen & weights.keys()
 
     def feature_shape(self, cut: int) -> tuple[int, ...]:
         """Shape of one sample's features after `cut` stages; worked out once."""
@@ -205,4 +224,43 @@ def seeded(build: Callable[[], StagedModel], seed: int) -> StagedModel:
         return build()
 
 
-MODELS: Registry[ModelPlugin] = Registry(_package, ModelPlugin, "model")
+class PartlyTrained(ModelPlugin):
+    """A model of which a part is trained."""
+
+    def __init__(self, whole: ModelPlugin, part: TrainedPart) -> None:
+        self.whole, self.part, self.options = whole, part, whole.options
+        self.name, self.summary, self.takes = whole.name, whole.summary, whole.takes  # type: ignore[misc]
+
+    def build(self, task: LearningTask) -> StagedModel:
+        model = self.whole.build(task)
+        train_part(model, self.part)
+        return model
+
+
+class Models(Registry[ModelPlugin]):
+    """The models. Beside its own options each takes those of `TrainedPart`."""
+
+    def create(self, spec: Mapping[str, Any], place: str = "") -> ModelPlugin:
+        own, part = _split(spec)
+        whole = super().create(own, place)
+        if not part:
+            return whole
+
+        def here(inner: str) -> str:
+            return f"{place}: {inner}" if place else inner
+
+        return PartlyTrained(whole, convert(part, TrainedPart, here, error=PluginError))
+
+    def mistakes(self, spec: Mapping[str, Any], where: Callable[[str], str], place: str) -> Sequence[UsageError]:
+        own, part = _split(spec)
+        found, _ = mistakes(part, TrainedPart, lambda key: where(f"{place}.{key}"))
+        return [*super().mistakes(own, where, place), *found.values()]
+
+
+def _split(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's own part of its spec, and what of it is trained."""
+    keys = TrainedPart.__struct_fields__
+    return {k: v for k, v in spec.items() if k not in keys}, {k: v for k, v in spec.items() if k in keys}
+
+
+MODELS = Models(_package, ModelPlugin, "model")

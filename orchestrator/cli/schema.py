@@ -12,6 +12,7 @@ from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import PARTITIONS
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
+from edgebed.models.trained_part import TrainedPart
 from edgebed.plugins import Plugin, Registry
 from orchestrator.cli.console import print_json
 from orchestrator.experiment import Experiment
@@ -50,13 +51,16 @@ def command(
 def schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file; texts are those of `profiles/keys.yaml` and of the structs."""
     plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in _classes(registry)}
-    types = [FILES[kind], *(plugins.values() if kind == "experiment" else ())]
+    types = [FILES[kind], *((*plugins.values(), TrainedPart) if kind == "experiment" else ())]
     (whole, *found), parts = msgspec.json.schema_components(types, ref_template=f"{REF}{{name}}")
     for struct, texts in load_yaml(shipped("profiles") / "keys.yaml").items():
         for key, text in texts.items() if struct in parts else ():
             parts[struct]["properties"][key]["description"] = text
     if kind == "experiment":
-        options = {cls: parts[each["$ref"].removeprefix(REF)] for cls, each in zip(plugins, found, strict=True)}
+        options = {cls: parts[each["$ref"].removeprefix(REF)] for cls, each in zip(plugins, found[:-1], strict=True)}
+        part = parts.pop(TrainedPart.__name__)["properties"]
+        for cls in _classes(MODELS):
+            options[cls] = {**options[cls], "properties": {**options[cls]["properties"], **part}}
         for struct, key, registry in CHOSEN:
             one = {"oneOf": [_choice(cls, options[cls]) for cls in _classes(registry)]}
             wanted = {"type": "array", "items": one, "minItems": 1} if key == "methods" else one

@@ -136,7 +136,7 @@ class RoundDriver:
         settings = self._settings
         costs = settings.costs(device, assignment)
         index, state = settings.indices.get(device, 1.0), settings.states.expected(device) or msgspec.UNSET
-        task = Task(unique, settings.run, self._round, assignment, costs, index, state)
+        task = Task(unique, settings.run, self._round, assignment, costs, index, state, settings.base.sha256)
         bounds, agent = msgspec.structs.replace(bounds, held=bool(costs)), settings.states.agent(device)
         return DeviceWork(task, bounds, settings.queued_uploads, agent)
 
@@ -144,7 +144,8 @@ class RoundDriver:
         """Start every download. Devices that get the same tensors share one encoded body."""
         bodies: dict[tuple[tuple[str, int], ...], tuple[Weights, bytes | bytearray]] = {}
         for device, work in self._work.items():
-            tensors = work.tensors(self._method, self._weights)
+            whole = work.tensors(self._method, self._weights)
+            tensors = self._settings.base.to_send(device, work.agent, whole)
             key = tuple((name, id(value)) for name, value in tensors.items())
             if key not in bodies:  # with the tensors, for the number of one that is gone may be another's
                 bodies[key] = tensors, encode_tensors(tensors, LOSSLESS)
@@ -364,6 +365,8 @@ class RoundDriver:
             self._settings.states.took(each.task.assignment.device, each.task.id, each.agent)
         for work in self._work.values():
             work.out = True  # later transfers are refused
+            how = "" if work.left is None else work.left.how
+            self._settings.base.ended(work.task.assignment.device, how, delivered=work.sent is not None)
         return RoundResult(
             contributions=[w.contribution for w in merged if w.contribution is not None],
             outcomes=[w.outcome for w in merged if w.outcome is not None],

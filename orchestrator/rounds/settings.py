@@ -12,6 +12,7 @@ from edgebed.pacing import Earned
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.experiment import Training
 from orchestrator.rounds.device_states import DeviceStates
+from orchestrator.rounds.frozen_base import FrozenBase
 
 QUEUED_UPLOADS = 4
 """Uploads of one device that may wait for its server half. Further ones are acknowledged only when a place is free, so
@@ -35,7 +36,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
         indices: by device, CPU seconds of the reference for one of this host.
         each_piece: records tell the CPU time of every piece of a task, not only the sum.
         max_update_norm: how far an update may be from what its device began with (`aggregation.moved`); None: any way.
-        states: which device state the devices hold; rounds add to it.
+        states: which device state the devices hold; rounds add to it. base: the frozen weights, and who keeps them.
     """
 
     run: str
@@ -52,6 +53,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     indices: Mapping[str, float] = msgspec.field(default_factory=dict)
     each_piece: bool = False
     states: DeviceStates = msgspec.field(default_factory=DeviceStates)
+    base: FrozenBase = msgspec.field(default_factory=FrozenBase)
 
 
 def schedule_of(training: Training, lr: float) -> Schedule:

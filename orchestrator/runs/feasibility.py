@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import Mistakes, UsageError, refuse
-from edgebed.methods.base import METHODS, Context
+from edgebed.methods.base import METHODS, Context, Method
 from edgebed.models.staged import MODELS, StagedModel
 from edgebed.typed import spelled, within
 from edgebed.wire.settings import Augment, LearningTask, Privacy
@@ -220,6 +220,21 @@ def check_methods(experiment: Experiment, devices: Sequence[str], task: Learning
     refuse(list(_method_mistakes(experiment, devices, task, path)), path)
 
 
+def _check_part(method: Method, model: StagedModel, experiment: Experiment) -> None:
+    """Raises UsageError where the model's `trainable` or `lora` cannot be done."""
+    if model.frozen and not method.trains_part:
+        can = ", ".join(name for name, cls in METHODS.classes().items() if cls.trains_part)
+        raise UsageError(
+            "it trains all of a model's weights, or chooses them itself",
+            hint=f"leave `trainable` and `lora` away, or choose of: {can}",
+        )
+    if model.frozen and experiment.simulation.as_if is not None:
+        raise UsageError(
+            "simulation.as_if counts all weights in every round, and a part of them is trained",
+            hint="leave `as_if` away, or `trainable` and `lora`",
+        )
+
+
 def _method_mistakes(
     experiment: Experiment, devices: Sequence[str], task: LearningTask, path: Path
 ) -> Iterator[UsageError]:
@@ -247,6 +262,7 @@ def _method_mistakes(
                     plugin.check_takes(task)
                     models[key] = plugin.build(task)
             with within(f"{place}: {method.name} with the model {plugin.name}"):
+                _check_part(method, models[key], experiment)
                 method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))
                 method.check_schedule(schedule_of(experiment.training, experiment.training.optimizer.lr))
         except UsageError as error:

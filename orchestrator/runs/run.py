@@ -31,6 +31,7 @@ from orchestrator.report import write_what_fits
 from orchestrator.rounds.device_states import DeviceStates
 from orchestrator.rounds.driver import RoundDriver, RoundJob
 from orchestrator.rounds.driver_pool import DriverPool
+from orchestrator.rounds.frozen_base import FrozenBase
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
@@ -68,6 +69,7 @@ class MethodRun:
         self._settings = msgspec.structs.replace(
             settings, costs=platform.costs, indices=indices, each_piece=request.each_piece,
             earned=self._fleet.earned, limits=self._fleet.limits, states=DeviceStates(self._fleet.agent_of),
+            base=FrozenBase(request.model),
         )  # fmt: skip
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
@@ -263,6 +265,8 @@ class MethodRun:
         if saved.progress.round:
             self._method.restore(saved.progress.method, saved.tensors)
             self._restore_states(saved.progress.simulation.get("states", {}))
+            for device, (agent, names) in saved.progress.simulation.get("frozen", {}).items():
+                self._settings.base.kept[device] = agent, names
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress, saved.in_hand)
@@ -324,6 +328,7 @@ class MethodRun:
         start_s = time.monotonic()
         if progress.simulation:
             progress.simulation["states"] = self._settings.states.held
+            progress.simulation["frozen"] = self._settings.base.kept
         if progress.simulation and self._turn is not None:
             progress.simulation["turn"] = msgspec.to_builtins(self._turn)
         self._recorder.sync()

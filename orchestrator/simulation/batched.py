@@ -24,6 +24,7 @@ from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains
 from edgebed.methods.parts.local_training import Half, make_optimizer
 from edgebed.models.learning import blank_x, blank_y, loss_of
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.trained_part import training_mode
 from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
 from edgebed.wire.settings import Privacy
@@ -70,7 +71,7 @@ def fits(memory_bytes: int, each_bytes: int) -> int:
 def row_bytes(model: StagedModel, assignment: Assignment, shard: Shard) -> int:
     """About how many bytes one such device takes in a stack: its weights with gradients, optimizer and copies, what a
     step keeps for its backward pass and the gradients of that, and the features of its task."""
-    weights = sum(value.nbytes for value in model.weights().values())
+    weights = sum(value.nbytes for name, value in model.weights().items() if name not in model.frozen)
     step = saved_bytes(model, assignment, min(shard.samples, assignment.batch_size))
     per_sample = math.prod(model.feature_shape(assignment.stages)) * 4
     kept = shard.samples * (assignment.epochs or 1) * per_sample if "features" in assignment.uploads else 0
@@ -123,7 +124,7 @@ class _Half(nn.Module):
         super().__init__()
         self.model = model
         self._frozen = model.stages(0, assignment.train_from).eval()
-        self._stages = model.stages(assignment.train_from, assignment.stages).train()
+        self._stages = training_mode(model.stages(assignment.train_from, assignment.stages), model.frozen)
         self._head = model.head(assignment.stages).train() if trains_head(assignment) else None
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +169,8 @@ class BatchedTrainer:
         learnt = {name for name, _ in self._model.named_parameters()}
         self._parameters: dict[str, nn.Parameter] = {}
         self._buffers: dict[str, Tensor] = {}
-        for name in weights[0]:
+        frozen = self._model.frozen  # the model's own are those of all rows
+        for name in (each for each in weights[0] if each not in frozen):
             rows = torch.stack([each[name] for each in weights]).to(self._accelerator)
             if name in learnt:
                 self._parameters[name] = nn.Parameter(rows, requires_grad=name in set(self._names))

@@ -91,7 +91,7 @@ def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_
     weights, elements = model.weights(), math.prod(model.feature_shape(cut))
     return CutCost(
         cut=cut,
-        model_bytes=size_bytes({name: weights[name] for name in model.names_below(cut, head=True)}),
+        model_bytes=size_bytes({name: weights[name] for name in model.trained_below(cut)}),
         feature_bytes=int(samples * (elements * BYTES[codec.dtype] + 8)),
         device_s=device_s,
         server_s=server_s,

@@ -89,7 +89,7 @@ class _Trial:
 
     def cost(self, codec: Codec) -> CutCost:
         weights = self.model.weights()
-        half = {name: weights[name] for name in self.model.names_below(self.cut, head=True)}
+        half = {name: weights[name] for name in self.model.trained_below(self.cut)}
         return CutCost(
             cut=self.cut,
             model_bytes=len(encode_tensors(half, Codec())),

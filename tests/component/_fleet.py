@@ -39,6 +39,7 @@ from orchestrator.records.types import Record
 from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.evaluator import LocalEvaluator
+from orchestrator.rounds.frozen_base import FrozenBase
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import Replay
@@ -161,6 +162,7 @@ class Hooked(DeviceTrainer):
     Attributes:
         gate: training starts only when it is set.
         change: applied to the update's weights before they are encoded.
+        forget_before: the round before which it loses its model.
     """
 
     def __init__(self, shard: Shard, phases: PhaseLog) -> None:
@@ -168,10 +170,13 @@ class Hooked(DeviceTrainer):
         self.gate = threading.Event()
         self.gate.set()
         self.change: Callable[[Weights], Weights] | None = None
+        self.forget_before: int | None = None
 
     def run(self, task: Task, body: bytes | memoryview, io: Any, threads: int, cpus: float = 0.0) -> Result:
         while not self.gate.wait(0.02):
             io.check()
+        if task.round == self.forget_before:
+            self._built = None
         result = super().run(task, body, io, threads, cpus)
         if self.change is not None:
             result.body = encode_tensors(self.change(decode_tensors(result.body)), Codec())
@@ -239,6 +244,7 @@ class Fleet:
             costs=costs,
             earned=self.controller.earned,
             limits=self.controller.limits,
+            base=FrozenBase(begun.context.model, self.controller.incarnation, saved.progress.kept),
         )
         trainers: list[ServerTrainer] = []
 

@@ -78,6 +78,7 @@ LOST = [
     {"at_s": 60.0, "share": 0.6, "limits": {"cpus": 0.2}, "for_s": 200.0},
 ]
 SGD = {**WANTED["training"], "optimizer": {"name": "sgd", "lr": 0.05}}
+PART = {"name": "resnet-tiny", "trainable": ["md7", "md8"]}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"methods": [{"name": "fedavg"}]},
     "dtfl": {"methods": [{"name": "dtfl", "tiers": 3}]},
@@ -85,6 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedat": {"methods": [{"name": "fedat", "tiers": 2}]},
     "fedat and lost devices": {"methods": [{"name": "fedat", "tiers": 2}], "scenario": LOST},
     "a lost device": {"methods": [{"name": "fedavg"}], "scenario": LOST},
+    "a trained part": {"methods": [{"name": "fedavg"}], "model": PART, "scenario": LOST},
+    "fedat and a trained part": {"methods": [{"name": "fedat", "tiers": 2}], "model": PART, "scenario": LOST},
     "late devices": {"methods": [{"name": "drop-slowest"}]},
     "device state and lost devices": {"methods": [{"name": "scaffold"}], "training": SGD, "scenario": LOST},
     "a buffer": {"methods": [{"name": "fedbuff", "buffer": 2, "concurrency": 3}]},

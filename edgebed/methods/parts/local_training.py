@@ -29,6 +29,7 @@ from edgebed.methods.base import (
 from edgebed.methods.parts.feature_privacy import Guard
 from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.trained_part import training_mode
 from edgebed.wire.messages import Assignment
 from edgebed.wire.order import batch_bounds
 from edgebed.wire.settings import LearningTask, Optimizer
@@ -42,8 +43,9 @@ def count_batches(samples: int, schedule: Schedule) -> int:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Optimizer:
-    """The torch optimizer that `spec` names; both halves of a model are built by this one function."""
-    chosen = list(parameters)
+    """The torch optimizer that `spec` names, of those parameters that are trained; both halves of a model are built by
+    this one function."""
+    chosen = [each for each in parameters if each.requires_grad]
     if not chosen:
         raise UsageError("there are no parameters to train", hint="choose a cut or train_from with trainable stages")
     if spec.name == "adam":
@@ -145,7 +147,7 @@ class DevicePart:
     def __init__(self, model: StagedModel, assignment: Assignment) -> None:
         self.model, self.assignment = model, assignment
         self.frozen = model.stages(0, assignment.train_from).eval()
-        self.stages = model.stages(assignment.train_from, assignment.stages).train()
+        self.stages = training_mode(model.stages(assignment.train_from, assignment.stages), model.frozen)
         parameters = list(self.stages.parameters())
         if trains_head(assignment):
             parameters += model.head(assignment.stages).train().parameters()
@@ -223,7 +225,8 @@ class UpperHalf(ServerHalf):
         self.shape, self.task = model.feature_shape(assignment.stages), model.task
         self.upper = copy.deepcopy(model.upper(assignment.stages))
         self.upper.load_state_dict({name: weights[name] for name in self.upper.state_dict()})
-        self.upper.to(accelerator).train()
+        training_mode(self.upper.to(accelerator), model.frozen)
+        self.trained = [name for name in self.upper.state_dict() if name not in model.frozen]
         self.optimizer = make_optimizer(self.upper.parameters(), assignment.optimizer)
 
     def step(self, uploads: Mapping[str, Weights]) -> Replies:
@@ -237,7 +240,8 @@ class UpperHalf(ServerHalf):
         return {self.device: {"gradient": z.grad.cpu()}} if z.grad is not None else {}
 
     def weights(self) -> Weights:
-        return {name: value.detach().cpu().clone() for name, value in self.upper.state_dict().items()}
+        state = self.upper.state_dict()
+        return {name: state[name].detach().cpu().clone() for name in self.trained}
 
 
 def checked_upload(tensors: Weights, device: str, shape: tuple[int, ...], task: LearningTask) -> tuple[Tensor, Tensor]:
