@@ -292,19 +292,15 @@ class Cost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Task(msgspec.Struct, frozen=True, tag="task"):
-    """Orchestrator -> device. Tensors: the weights of the assignment's half. `id` is unique over all runs.
-    `costs`: what the kinds of pieces cost on the reference whose speed the device is to have; empty: its own speed.
-    `index`: CPU seconds of the reference for one of this device, for the kinds that are not there."""
+    """Orchestrator -> device. Tensors: the weights of the assignment's half. `id` is unique over all runs."""
 
     id: str
     run: str
     round: int
     assignment: Assignment
-    costs: dict[str, Cost] = {}
-    index: float = 1.0
-    state: str | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # the task whose device state it has; unset: none, or a copy
+    costs: dict[str, Cost] = {}  # by kind of piece, on the reference whose speed the device is to have; empty: its own
+    index: float = 1.0  # CPU seconds of the reference for one of this device, for the kinds that `costs` lacks
+    state: str | msgspec.UnsetType = msgspec.UNSET  # the task whose device state it has; unset: none, or a copy
     base: str | msgspec.UnsetType = msgspec.UNSET  # SHA-256 of the frozen weights; those that are not here came before
 
 
