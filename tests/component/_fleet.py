@@ -244,7 +244,7 @@ class Fleet:
             costs=costs,
             earned=self.controller.earned,
             limits=self.controller.limits,
-            base=FrozenBase(begun.context.model, self.controller.incarnation, saved.progress.kept),
+            base=FrozenBase(begun.context.model),
         )
         trainers: list[ServerTrainer] = []
 

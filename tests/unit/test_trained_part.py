@@ -6,6 +6,7 @@ import copy
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -22,9 +23,9 @@ from edgebed.models.learning import blank_x, loss_of, task_at
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.models.trained_part import LoraLinear
 from edgebed.wire.codecs import decode_tensors, encode_tensors
-from edgebed.wire.messages import Assignment, Task
+from edgebed.wire.messages import Assignment, Task, encode
 from edgebed.wire.settings import Codec, LearningTask
-from orchestrator.rounds.frozen_base import FrozenBase, Kept
+from orchestrator.rounds.frozen_base import FrozenBase
 from orchestrator.runs.feasibility import check_methods
 from orchestrator.testing.rounds import SCHEDULE, view
 from tests.unit.test_feasibility import PATH, experiment
@@ -227,52 +228,39 @@ def test_an_update_with_the_base_is_refused() -> None:
 # ---- the base, once ----
 
 
-class Agents:
-    """Incarnations of agents."""
-
-    def __init__(self) -> None:
-        self.starts = 0
-
-    def __call__(self, device: str) -> str:
-        return f"{device}/{self.starts}"
-
-
-def sent(base: FrozenBase, model: StagedModel, stages: int) -> set[str]:
-    work = assignment(stages, "server")
-    whole = {name: model.weights()[name] for name in model.names_below(stages, head=False)}
-    return set(base.to_send("a", work, whole))
-
-
 def test_the_base_goes_down_once_and_again_after_a_loss() -> None:
-    model, agents = built(LORA), Agents()
-    base = FrozenBase(model, agents, {})
+    model = built(LORA)
+    base = FrozenBase(model)
     below = {stages: set(model.names_below(stages, head=False)) for stages in range(len(model) + 1)}
     part = {stages: names - model.frozen for stages, names in below.items()}
 
-    def task(stages: int, *, delivered: bool = True, failed: bool = False) -> set[str]:
-        names = sent(base, model, stages)
-        base.ended("a", delivered=delivered, failed=failed)
+    def task(stages: int, agent: str = "a/1", *, how: str = "", delivered: bool = True) -> set[str]:
+        whole = {name: model.weights()[name] for name in below[stages]}
+        names = set(base.to_send("a", agent, whole))
+        base.ended("a", how, delivered=delivered)
         return names
 
-    assert task(2, delivered=False) == below[2]
+    assert task(2, how="cancelled", delivered=False) == below[2]
     assert task(2) == below[2]
     assert task(2) == part[2]
     assert task(3) == part[3] | (below[3] - below[2]), "a deeper cut brings only what is new"
-    assert task(1, failed=True) == part[1]
+    assert task(2, how="lost", delivered=False) == part[2]
+    assert task(3) == part[3], "a link that was cut takes nothing from the device"
+    assert task(1, how="failed") == part[1]
     assert task(1) == below[1], "a device that failed may have lost it"
-    agents.starts += 1
-    assert task(1) == below[1], "another agent has nothing"
-    assert FrozenBase(model, agents, base.kept).kept == {"a": Kept("a/1", 1)}
-    assert len(base.sha256) == 64
+    assert task(1, "a/2") == below[1], "another agent has nothing"
+    assert task(1, "a/2") == part[1]
 
 
 def test_the_base_is_told_apart_by_its_content() -> None:
     def sha256(spec: dict[str, Any], seed: int) -> str:
-        model = seeded(lambda: MODELS.create(spec).build(NEXT), seed)
-        return FrozenBase(model, Agents(), {}).sha256
+        return FrozenBase(seeded(lambda: MODELS.create(spec).build(NEXT), seed)).sha256 or ""
 
     assert sha256(LORA, 1) == sha256(LORA, 1) != sha256(LORA, 2)
+    assert len(sha256(LORA, 1)) == 64
     assert sha256(SMALL, 1) == "", "nothing is frozen"
+    bare = Task("t", "run", 0, assignment(2, "server"))
+    assert encode(bare) == encode(msgspec.structs.replace(bare, base=FrozenBase(built(SMALL)).sha256))
 
 
 def trainer() -> DeviceTrainer:
