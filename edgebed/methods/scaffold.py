@@ -56,6 +56,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     keeps_state = True
+    trains_part = False  # its control variates are of all weights
     variants = ({"lr": 0.5},)
 
     class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

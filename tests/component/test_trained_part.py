@@ -74,7 +74,7 @@ def sizes(records: Iterable[Record], kind: type[TaskDelivered] | type[UpdateRece
 @pytest.mark.parametrize("name", PARTS)
 def test_a_method_trains_its_part_and_nothing_else(text: Path, tmp_path: Path, name: str) -> None:
     """The frozen weights stay to the bit, through every merge, and each device gets them once."""
-    options: dict[str, dict[str, Any]] = {"dtfl": {"tier": 1}, "s2fl": {"cuts": [2, 3]}}
+    options: dict[str, dict[str, Any]] = {"dtfl": {"tier": 1}, "s2fl": {"cuts": [2, 3]}, "fedbuff": {"buffer": 2}}
     run = simulated(text, tmp_path, LORA, {"name": name, **options.get(name, {})})
     trained, start = final(run), seeded(lambda: MODELS.create(LORA).build(NEXT), SEED)
     assert trained.keys() == start.weights().keys()
