@@ -75,7 +75,7 @@ def test_a_sweep_has_networks(folder: Path) -> None:
     assert len(runs) == 2
 
 
-WHOLE = ("fedavg", "fedprox", "fedat", "fedyogi", "tifl", "drop-slowest")
+WHOLE = ("fedavg", "fedprox", "fedat", "fedbuff", "fedyogi", "scaffold", "tifl", "drop-slowest")
 """Methods that train whole networks."""
 
 
@@ -83,7 +83,8 @@ WHOLE = ("fedavg", "fedprox", "fedat", "fedyogi", "tifl", "drop-slowest")
 def test_a_network_that_cannot_be_cut_is_trained_whole_or_refused_with_its_line(folder: Path, method: str) -> None:
     """`BranchOnPicture` has a branch on data in its forward."""
     path = folder / "e.yaml"
-    path.write_bytes(msgspec.json.encode(experiment(own("BranchOnPicture"), {"name": method})))
+    training = {"rounds": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.05}}  # what each method takes
+    path.write_bytes(msgspec.json.encode(experiment(own("BranchOnPicture"), {"name": method}, training=training)))
     if method in WHOLE:
         checked(path, everything=True)
     else:
