@@ -145,3 +145,9 @@ class Registry(Generic[P]):
 
     def _points(self) -> list[EntryPoint]:
         return [point for point in plugin_code.offered() if point.group == self._package.__name__]
+
+
+def called(spec: Mapping[str, Any]) -> str:
+    """What an experiment chooses, in words: also a network of a file or of torchvision (`edgebed.models.network`)."""
+    own = f"{spec.get('class')} of {spec.get('file')}" if "file" in spec else ""
+    return str(spec.get("name") or spec.get("torchvision") or own)

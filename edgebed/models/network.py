@@ -25,6 +25,7 @@ from edgebed.models.learning import blank_x
 from edgebed.models.staged import ModelPlugin, StagedModel, flat_head, pooled_head
 from edgebed.models.transformer import answer_head
 from edgebed.plugin_code import LOADED
+from edgebed.plugins import called
 from edgebed.typed import nearest
 from edgebed.wire.settings import LearningTask
 
@@ -160,12 +161,6 @@ class OfTorchvision(Network):
 def code_of(spec: Mapping[str, Any]) -> str:
     """The plug-in that a model needs, as `plugins:` would name it; "" for none."""
     return str(OF_TORCHVISION) if OfTorchvision.key in spec else str(spec.get(Network.key) or "")
-
-
-def called(spec: Mapping[str, Any]) -> str:
-    """A model as an experiment chooses it, in words."""
-    own = f"{spec.get('class')} of {spec.get(Network.key)}" if Network.key in spec else ""
-    return str(spec.get("name") or spec.get(OfTorchvision.key) or own)
 
 
 def head_for(features: tuple[int, ...], task: LearningTask) -> nn.Module | None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from edgebed.errors import UsageError, printable
-from edgebed.models.network import called
+from edgebed.plugins import called
 from orchestrator.dashboard.files import of_folder
 from orchestrator.dashboard.tail import RecordTail
 from orchestrator.files.plain import read_plain

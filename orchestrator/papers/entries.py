@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.errors import UsageError
-from edgebed.models.network import called
+from edgebed.plugins import called
 from orchestrator.papers.tables import Job, Reproduction, Scale, ScaleName, jobs, scaled
 from orchestrator.records.compare.quantities import RunFigures, quantity
 from orchestrator.records.compare.ratios import Entry, entries

@@ -19,9 +19,9 @@ from edgebed.errors import UsageError
 from edgebed.methods.base import CutCost, trained_names, trains_head
 from edgebed.models.costs import size_bytes
 from edgebed.models.learning import task_at
-from edgebed.models.network import called
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.models.width import Groups, Keep, kept_size, kept_sizes, ordered_keep, slice_weights, width_groups
+from edgebed.plugins import called
 from edgebed.wire.messages import Assignment, Cost, Header, Reply, Task, Update, Upload
 from edgebed.wire.settings import Codec, LearningTask
 from orchestrator.experiment import Experiment, Simulation, Surrogate
