@@ -29,7 +29,7 @@ def scaffold_half(model: StagedModel, assignment: Assignment, batches: Iterable[
     part = DevicePart(model, assignment)
     y = dict(part.stages.named_parameters())
     x = {name: value.detach().clone() for name, value in y.items()}
-    c = model.given
+    c = model.given or {name: torch.zeros_like(value) for name, value in y.items()}
     c_i = model.kept or {name: torch.zeros_like(value) for name, value in c.items()}
     for samples, labels in batches:
         loss = loss_of(part.forward(samples), labels)

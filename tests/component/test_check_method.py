@@ -72,7 +72,7 @@ def test_a_fault_is_told_in_words(body: str, tmp_path: Path) -> None:
     done = check(str(path), "--json")
     assert done.returncode == 2
     failed = [f"{each['check']}: {each['why']}" for each in json.loads(done.stdout) if each["why"]]
-    assert f"{len(failed)} of 10 checks of {path} fail" in done.stderr
+    assert f"{len(failed)} of 12 checks of {path} fail" in done.stderr
     for text in BODIES[body]:
         assert any(text in line for line in failed), failed
 
@@ -99,7 +99,7 @@ def test_pytest_collects_the_checks_of_a_plug_in_and_nothing_else(tmp_path: Path
     command = [sys.executable, "-m", "pytest", "-p", name, "-p", "no:cacheprovider", "--edgebed-method", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=None)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
+    assert "12 passed" in done.stdout
     path.write_text(MUTANT.replace("{body}", "merged = dict(weights)"))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

@@ -13,6 +13,8 @@ from edgebed.methods.base import METHODS
 SMALL = {"name": "transformer", "width": 8, "blocks": 3, "attention_heads": 2}
 MODELS = {"rows": {"name": "fcnn", "hidden": [12, 8, 6]}, "class": SMALL, "next": SMALL}
 
+ADAM, OPTIMIZERS = {"name": "adam", "lr": 0.01}, {"scaffold": {"name": "sgd", "lr": 0.05}}
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +45,7 @@ def test_a_method_learns(data: Path, tmp_path: Path, kind: str, name: str) -> No
             "data": {"name": "npz", "path": str(data / f"{kind}.npz"), **given},
             "model": MODELS[kind],
             "methods": [{"name": name}],
-            "training": {"rounds": 2, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}, "seed": 1},
+            "training": {"rounds": 2, "batch_size": 16, "optimizer": OPTIMIZERS.get(name, ADAM), "seed": 1},
         },
         runs=tmp_path,
     )

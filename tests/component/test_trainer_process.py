@@ -52,7 +52,10 @@ def upload(method: Method, device: str, stages: int, number: int) -> Weights:
     shape = method.context.model.feature_shape(stages)
     z = torch.randn(BATCH, *shape, generator=generator)
     y = torch.randint(method.context.model.classes, (BATCH,), generator=generator)
-    return {"features": z, "labels": y, "logits": torch.randn(BATCH, method.context.model.classes, generator=generator)}
+    logits = torch.randn(BATCH, method.context.model.classes, generator=generator)
+    k = getattr(method, "k", 1)  # of top-k: the first ones
+    places = torch.arange(k, dtype=torch.int32).repeat(BATCH, 1)
+    return {"features": z, "labels": y, "logits": logits, "values": z.flatten(1)[:, :k], "places": places}
 
 
 async def one_round(trainer: HalfTrainer, name: str) -> tuple[list[StepResult], list[Weights]]:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from edgebed.errors import UsageError
 from edgebed.wire.settings import LearningTask
-from orchestrator.experiment import Experiment
 from orchestrator.runs.feasibility import check_fleet, check_methods
+from tests.unit._experiments import PATH, experiment
 from tests.unit._fleets import fleet
-
-PATH = Path("e.yaml")
-
-
-def experiment(**changes: Any) -> Experiment:
-    base = {"name": "t", "fleet": "f.yaml", "methods": [{"name": "fedavg"}]}
-    return msgspec.convert({**base, **changes}, Experiment)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from edgebed.wire.settings import Codec, LearningTask
 from orchestrator.rounds.frozen_base import FrozenBase
 from orchestrator.runs.feasibility import check_methods
 from orchestrator.testing.rounds import SCHEDULE, view
-from tests.unit.test_feasibility import PATH, experiment
+from tests.unit._experiments import PATH, experiment
 
 CPU = torch.device("cpu")
 NEXT = LearningTask((6,), 7, vocabulary=7, per_token=True)
