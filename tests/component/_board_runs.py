@@ -13,7 +13,8 @@ from orchestrator.experiment import load
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record
 from orchestrator.runs.request import Request
-from tests.component._boards import Lab, running, until
+from tests.component._boards import Lab, running
+from tests.waiting import until
 
 R = TypeVar("R")
 

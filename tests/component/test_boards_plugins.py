@@ -26,8 +26,9 @@ from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
 from tests.component._board_runs import lab, request
-from tests.component._boards import Lab, standing, until
+from tests.component._boards import Lab, standing
 from tests.strangers import alone, forget_all, install, write_folder
+from tests.waiting import until
 
 __all__ = ["alone", "lab"]
 

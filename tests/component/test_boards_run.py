@@ -32,7 +32,8 @@ from orchestrator.records.types import (
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
 from tests.component._board_runs import Recorded, lab, request
-from tests.component._boards import Lab, until
+from tests.component._boards import Lab
+from tests.waiting import until
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto
