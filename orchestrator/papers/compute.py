@@ -37,7 +37,7 @@ from orchestrator.papers.tables import Job, ScaleName, jobs, load_reproduction
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import RunFigures, figures_of
 from orchestrator.records.summary import Summary
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch

@@ -16,8 +16,8 @@ import msgspec
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_s
-from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import uninterrupted
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps

@@ -28,9 +28,9 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.evaluator import Evaluator
+from orchestrator.rounds.job import RoundJob, RoundResult
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer

@@ -29,9 +29,10 @@ from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.device_states import DeviceStates
-from orchestrator.rounds.driver import RoundDriver, RoundJob
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.frozen_base import FrozenBase
+from orchestrator.rounds.job import RoundJob
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
