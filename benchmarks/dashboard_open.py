@@ -38,7 +38,8 @@ def write(folder: Path) -> int:
     with (folder / "records.jsonl").open("wb") as file:
         for first in range(0, ROUNDS, PART):
             made = Synthetic(fleet, PART, clock_every_round=False, accuracy=0.0004, first_round=first).records
-            body = made if first == 0 else [r for r in made if first_in_round(r, first)]
+            of_rounds = [r for r in made if hasattr(r, "round") or type(r).__name__ == "DevicePhases"]
+            body = of_rounds if first else made
             start = time_of(made[-1])
             for record in body:
                 if type(record).__name__ != "RunFinished":
@@ -46,11 +47,6 @@ def write(folder: Path) -> int:
             shift += start - 9_600_000_000
         file.write(encode(moved(made[-DEVICES - 1], shift)) + b"\n")
         return file.tell()
-
-
-def first_in_round(record: object, first: int) -> bool:
-    """Whether a record belongs to a round, not to the beginning of a run."""
-    return hasattr(record, "round") or type(record).__name__ == "DevicePhases"
 
 
 def time_of(record: object) -> int:

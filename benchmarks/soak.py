@@ -22,7 +22,7 @@ from orchestrator.calibration.calibrate import Calibration
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.records.reader import read
 from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
 

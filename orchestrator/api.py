@@ -23,7 +23,6 @@ from orchestrator.analysis.compared import comparison_table
 from orchestrator.analysis.loaded_run import Run
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import UNNAMED, Experiment, from_dict, load, only_methods
-from orchestrator.files.output import try_folder
 from orchestrator.records.account import load_summary
 from orchestrator.records.types import SIMULATED
 from orchestrator.runs.events import (
@@ -112,8 +111,7 @@ def run(
 
     Raises:
         EdgebedError: with `hint`. `UsageError`: something in the experiment is wrong. `FleetError`, `CapacityError`,
-            `LimitError`: the fleet cannot be started. `CalibrationError`: its limits do not hold. `RunError`: the run
-            cannot go on.
+            `LimitError`: no fleet can start. `CalibrationError`: its limits do not hold. `RunError`: the run fails.
     """
     if resume is not None:
         refuse_beside_resume(experiment, plugins, methods, fleet, runs, plan)
@@ -125,7 +123,6 @@ def run(
         request = Request(typed, path, _runs_folder(runs), plan=None if plan is None else _folder(plan))
     own = None if broker is None else OwnBroker(broker, str(broker_ca or ""), str(broker_users or ""))
     request = request.on(backend, own, allow_uncalibrated=allow_uncalibrated)
-    try_folder(request.runs)
     return _carry_out(lambda watch: asyncio.run(_run(request, watch)), on_event)
 
 

@@ -140,3 +140,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _forbid_skip(report)
     return report
+
+
+@pytest.fixture
+def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs leave out their calibration, which has tests of its own. It takes 7 s, beside other tests a minute."""
+    from orchestrator.runs import session
+
+    async def left_out(*_: object) -> session.Calibration:
+        return session.Calibration((), False)
+
+    monkeypatch.setattr(session, "calibrate_fleet", left_out)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import edgebed
 from edgebed.methods.base import HALVES, METHODS
 from edgebed.plugin_code import LOADED, forget
 
@@ -66,6 +67,11 @@ def install(folder: Path) -> Path:
         capture_output=True,
     )
     return site
+
+
+def accuracies(run: edgebed.Run) -> list[float]:
+    found: list[float] = run.rounds["accuracy"].tolist()
+    return found
 
 
 def forget_all() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from edgebed.datasets.base import DataSet, Part, Share, Source, Subset, in_memory
+from edgebed.datasets.base import DataSet, Share, Source, Subset, in_memory
 from edgebed.errors import UsageError
 
 MOST_BYTES = 64 << 20
@@ -42,7 +42,8 @@ class Text(DataSet):
             )
         whole = torch.from_numpy(tokens.astype(np.int64))
         x, y = (whole[first : first + count * length].view(count, length) for first in (0, 1))
-        train, test = (_part(x[rows], y[rows]) for rows in (slice(count - held), slice(count - held, count)))
+        parts = slice(count - held), slice(count - held, count)
+        train, test = (in_memory(x[rows].contiguous(), y[rows].contiguous()) for rows in parts)
         return Source(train, test, [repr(str(name))[1:-1] for name in names], vocabulary=len(names))
 
 
@@ -60,7 +61,3 @@ def _python_help() -> str:
     from pydoc_data.topics import topics  # only where it is asked for: it takes memory
 
     return "\n".join(topics[name] for name in sorted(topics))
-
-
-def _part(x: torch.Tensor, y: torch.Tensor) -> Part:
-    return in_memory(x.contiguous(), y.contiguous())

@@ -98,7 +98,8 @@ could be used."""
 
 DeviceHalf = Callable[[StagedModel, Assignment, Iterable[Batch]], Generator[Outgoing, Weights | None, Trained]]
 """Trains the device's stages of `model` in place over the batches of one task. Does no I/O: it yields uploads and is
-resumed with the reply's tensors, or with None."""
+resumed with the reply's tensors, or with None. To measure what it costs, it is run on two batches of any size, with
+nothing in `model.given` and `model.kept`."""
 
 HALVES: dict[str, DeviceHalf] = {}
 

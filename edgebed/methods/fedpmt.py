@@ -34,7 +34,7 @@ from edgebed.methods.base import (
     trained_names,
 )
 from edgebed.methods.parts.aggregation import Aggregate, merge_by_name
-from edgebed.methods.parts.capacity import Fitted, Powers, asked_cpus, checked_levels, fit, largest_within
+from edgebed.methods.parts.capacity import Powers, asked_cpus, checked_levels, fit, largest_within
 from edgebed.methods.parts.device_sampling import Draw
 from edgebed.methods.parts.local_training import Half, output_half
 from edgebed.models.costs import partial_costs, size_bytes
@@ -134,7 +134,8 @@ class FedPmt(Method):
         chosen = {name: self.masks[size] for name, size in fitted.sizes.items()}
         by_device = self.options.chooser == "device"
         options: dict[str, object] = {"masks": msgspec.to_builtins(self._offer())} if by_device else {}
-        notes: dict[str, object] = {"train_from": {} if by_device else chosen, "bound_s": _bound(fitted)}
+        bound_s = fitted.bound_s if fitted.measured else None
+        notes: dict[str, object] = {"train_from": {} if by_device else chosen, "bound_s": bound_s}
         return Plan(
             {
                 device.name: assign(
@@ -191,7 +192,3 @@ def masks_of(model: StagedModel, widths: int | None) -> tuple[int, ...]:
     if count > len(model):
         raise UsageError(f"{count} widths of a model with {len(model)} stages", hint=f"choose 1..{len(model)}")
     return tuple(reversed(range(count)))
-
-
-def _bound(fitted: Fitted) -> float | None:
-    return fitted.bound_s if fitted.measured else None

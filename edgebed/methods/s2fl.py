@@ -206,7 +206,8 @@ class S2fl(Method):
         rows = {name: self.memory.table.row(name, self._costs) for name in names}
         middle, cuts = self._choose(round, rows)
         groups = self._groups = self._group(round, devices, schedule.seed)
-        notes: dict[str, object] = {"cuts": cuts, "median_s": middle, "groups": groups, "times_s": _text_keys(rows)}
+        times_s = {device: {str(cut): seconds for cut, seconds in row.items()} for device, row in rows.items()}
+        notes: dict[str, object] = {"cuts": cuts, "median_s": middle, "groups": groups, "times_s": times_s}
         return Plan(
             {
                 device.name: assign(
@@ -356,7 +357,3 @@ def candidate_cuts(model: StagedModel, wanted: Sequence[int]) -> tuple[int, ...]
             hint=f"give increasing cuts in 1..{len(model) - 1}",
         )
     return chosen
-
-
-def _text_keys(rows: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
-    return {device: {str(cut): seconds for cut, seconds in row.items()} for device, row in rows.items()}

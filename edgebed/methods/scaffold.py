@@ -29,8 +29,8 @@ def scaffold_half(model: StagedModel, assignment: Assignment, batches: Iterable[
     part = DevicePart(model, assignment)
     y = dict(part.stages.named_parameters())
     x = {name: value.detach().clone() for name, value in y.items()}
-    c = model.given or {name: torch.zeros_like(value) for name, value in y.items()}
-    c_i = model.kept or {name: torch.zeros_like(value) for name, value in c.items()}
+    zeros = {name: torch.zeros_like(value) for name, value in y.items()}
+    c, c_i = model.given or zeros, model.kept or zeros
     for samples, labels in batches:
         loss = loss_of(part.forward(samples), labels)
         # the gradient of the added term is c - c_i

@@ -46,9 +46,8 @@ def topk_half(model: StagedModel, assignment: Assignment, batches: Iterable[Batc
         if left_out is None:
             left_out = z.new_zeros(samples_of(assignment), *z.shape[1:])
         epoch, place = divmod(number, len(bounds))
-        rows = rows_of(assignment, epoch, bounds[place])
-        if len(rows) != len(y):  # a batch that is tried for its costs, and none of the shard
-            rows = torch.arange(len(y))
+        start, _ = bounds[place]
+        rows = rows_of(assignment, epoch, (start, start + len(y)))
         v = part.guard.upload(z.detach() + left_out[rows]).flatten(1)
         places = v.abs().topk(k).indices.sort().values
         reply = yield Outgoing(

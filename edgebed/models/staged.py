@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -178,6 +179,15 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Weights:
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Weights:
     """Those that have the prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and bits."""
+    total = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 def head_name(cut: int) -> str:

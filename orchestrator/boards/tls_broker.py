@@ -185,7 +185,7 @@ class TlsBroker:
         if not (self._lost and self._untold):
             with contextlib.suppress(TimeoutError, LinkError, ProcessLookupError):
                 await self._reload()
-                await self._close_sessions(self._lost)
+                await asyncio.gather(*[self._take_over(each) for each in self.sessions if each.board in self._lost])
                 self._all_read()
                 return True
         if not self._lost and time.monotonic() - self._unread_since < HANGS_S:
@@ -210,9 +210,6 @@ class TlsBroker:
             await self._reloaded.wait()
 
     # ---- closing sessions ----
-
-    async def _close_sessions(self, boards: set[str]) -> None:
-        await asyncio.gather(*[self._take_over(each) for each in self.sessions if each.board in boards])
 
     async def _take_over(self, session: BoardConnection) -> None:
         """Connect with its client id, whereupon the broker closes the other connection."""

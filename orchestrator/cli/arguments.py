@@ -87,6 +87,12 @@ BrokerUsers = Annotated[
 ]
 
 
+def overridden(set_: list[str] | None, seeds: str | None, **values: str | None) -> list[str]:
+    """The overrides of --set, then those of options that stand for one key each."""
+    given = {**values, "seeds": seeds and f"[{seeds}]"}
+    return [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+
+
 def own_broker(url: str | None, ca: Path | None, users: Path | None) -> OwnBroker | None:
     """What these options name; None without --broker. Raises UsageError."""
     if url is None:

@@ -6,6 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TextIO, TypeVar
 
@@ -23,6 +24,7 @@ from orchestrator.cli.arguments import (
     Plugins,
     Quiet,
     Seeds,
+    overridden,
     own_broker,
 )
 from orchestrator.cli.compare import print_comparison
@@ -102,9 +104,7 @@ def command(
 ) -> None:
     """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
     own = own_broker(broker, broker_ca, broker_users)
-    given = {"speed": speed, "seeds": seeds and f"[{seeds}]"}
-    set_ = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    request = _request(experiment, set_, plugin, method, resume, plan)
+    request = _request(experiment, overridden(set_, seeds, speed=speed), plugin, method, resume, plan)
     if estimate:
         print_estimate(request.experiment, request.path, as_json)
         return
@@ -120,24 +120,30 @@ def command(
     place = PageAddress(dashboard_host, dashboard_port, dashboard_token)
     page = page_beside(runs_folder(), request.experiment.name, place, say)
     with notice(notify, request.experiment.name, say) as ended, page if dashboard else contextlib.nullcontext() as tell:
-
-        def work(wanted: session.Request, watch: session.Watch) -> list[Path]:
-            watch.folders = ended
-            if tell is not None:
-                watch.notify = both(watch.notify, tell)
-            try:
-                return run_to_end(run_experiment(wanted, watch))
-            except EdgebedError as error:
-                watch.notify = tell or session.quiet
-                watch.notify(f"failed: {error}")
-                raise
-
-        folders = carry_out(request, quiet, log_file, work)
+        folders = carry_out(request, quiet, log_file, partial(_run, ended, tell))
     if dashboard:
         say(
             f"The page ended with the run. To see it again: edgebed dashboard {' '.join(each.name for each in folders)}"
         )
     print_comparison(folders, as_json=as_json)
+
+
+def _run(folders: list[Path], tell: Notify | None, request: session.Request, watch: session.Watch) -> list[Path]:
+    """Run the experiment on a fleet.
+
+    Args:
+        folders: gets those of the runs that have begun.
+        tell: is told the lines that `watch` is told, and why the run fails.
+    """
+    watch.folders = folders
+    if tell is not None:
+        watch.notify = both(watch.notify, tell)
+    try:
+        return run_to_end(run_experiment(request, watch))
+    except EdgebedError as error:
+        watch.notify = tell or session.quiet
+        watch.notify(f"failed: {error}")
+        raise
 
 
 def both(one: Notify, other: Notify) -> Notify:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import ComparisonJson, Overrides, Plugins, Quiet, Seeds
+from orchestrator.cli.arguments import ComparisonJson, Overrides, Plugins, Quiet, Seeds, overridden
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.run import carry_out
 from orchestrator.experiment import only_methods
@@ -46,8 +46,7 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     """Simulate every method of an EXPERIMENT with the code of a real run on a virtual clock."""
-    given = {"simulation.cost": cost, "seeds": seeds and f"[{seeds}]"}
-    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    overrides = overridden(set_, seeds, **{"simulation.cost": cost})
     loaded = checked(experiment, overrides, plugin or (), fleet=lambda spec: sized(spec, devices))
     request = SimulationRequest(
         only_methods(loaded, method, experiment),

@@ -57,8 +57,8 @@ class CleanUp:
 
     async def finish(self) -> None:
         """Return when the work is done; at once if it is already done. Then raise the caller's cancellation, if any."""
-        cancelled = False
-        if self._task is not None and self._task.done() and not self._succeeded():
+        cancelled, last = False, self._task
+        if last is not None and last.done() and (last.cancelled() or last.exception() is not None):
             self._task = None
         while self._task is None or not self._task.done():
             self._task = self._task or asyncio.ensure_future(self._work())
@@ -71,6 +71,3 @@ class CleanUp:
         if cancelled:
             raise asyncio.CancelledError
         self._task.result()
-
-    def _succeeded(self) -> bool:
-        return self._task is not None and not self._task.cancelled() and self._task.exception() is None

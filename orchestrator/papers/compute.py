@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import importlib.metadata
 import platform
 import resource
@@ -26,7 +25,7 @@ import torch
 
 from edgebed.errors import EdgebedError, UsageError
 from edgebed.methods.base import METHODS
-from edgebed.models.staged import Weights
+from edgebed.models.staged import Weights, digest
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.papers.cells import FIRST_ROUNDS, Cell, FirstRounds, Made, Source, place, settings_of, write_cell
@@ -37,7 +36,7 @@ from orchestrator.papers.tables import Job, ScaleName, jobs, load_reproduction
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.quantities import RunFigures, figures_of
 from orchestrator.records.summary import Summary
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.folder import RunFolder
 from orchestrator.runs.request import Watch
@@ -113,16 +112,6 @@ class CellWatch(Watch):
         if not self._file.exists():
             return FirstRounds()
         return msgspec.json.decode(self._file.read_bytes(), type=FirstRounds)
-
-
-def digest(weights: Weights) -> str:
-    """SHA-256 of names, types, shapes and bits."""
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        value = weights[name].detach().contiguous().cpu()
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        total.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def norm(weights: Weights) -> float:

@@ -274,14 +274,10 @@ def _claim_line(part: Part, verdict: Verdict) -> str:
     ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
     paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
     rule = f"{claim.quantity}: {limits(claim, claim.than or part.table.baseline)}"
+    title = part.table.title.partition(":")[0]
     return (
-        f"| {_title(part)}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} "
-        f"| `{part.command}` |"
+        f"| {title}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} | `{part.command}` |"
     )
-
-
-def _title(part: Part) -> str:
-    return part.table.title.partition(":")[0]
 
 
 def _exact_lines(path: Path, table: Reproduction) -> list[str]:

@@ -16,8 +16,8 @@ import msgspec
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_s
-from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import uninterrupted
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps
@@ -142,10 +142,10 @@ class ConcurrentRounds:
             async with self._lock:
                 if progress.round >= steps.training.rounds:
                     return False
-                self._note(progress.round)
+                self._prepared = [*self._since_oldest(), (now_s(), progress.round)]
                 idle = [device for device in await steps.prepare(progress) if device.name not in self._busy()]
                 lanes = steps.method.lanes(idle)
-                able = {lane: self._able(devices) for lane, devices in lanes.items()}
+                able = {lane: [d for d in views if d.name not in self._void.left_out] for lane, views in lanes.items()}
                 if able.get(name):
                     begun = steps.begin(name, able[name], progress)
                     self._start_ns = self._start_ns or begun.start_ns
@@ -160,9 +160,6 @@ class ConcurrentRounds:
     def _busy(self) -> set[str]:
         """Devices of rounds in hand."""
         return {device for each in self._in_hand.values() for device in each.begun.plan.assignments}
-
-    def _able(self, devices: Sequence[DeviceView]) -> list[DeviceView]:
-        return [device for device in devices if device.name not in self._void.left_out]
 
     def _check_somebody(self, lanes: Mapping[str, Sequence[DeviceView]], somebody: bool) -> None:
         """Raises RunError when all devices are left out, or no other has been present for NOBODY_S."""
@@ -255,10 +252,6 @@ class ConcurrentRounds:
             news=self._news.is_set(),
         )
         return {"lanes": msgspec.to_builtins(state)}
-
-    def _note(self, number: int) -> None:
-        """A round is prepared: devices of rounds in hand may get other profiles."""
-        self._prepared = [*self._since_oldest(), (now_s(), number)]
 
     def _since_oldest(self) -> list[tuple[float, int]]:
         """Rounds that were prepared since the oldest one in hand began, and when."""

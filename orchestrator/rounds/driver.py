@@ -20,7 +20,7 @@ from edgebed.errors import (
     trace_of,
 )
 from edgebed.link.endpoint import ReceivedTransfer
-from edgebed.methods.base import Contribution, Method, Outcome, Plan
+from edgebed.methods.base import Contribution
 from edgebed.models.staged import Weights
 from edgebed.wire.codecs import LOSSLESS, decode_tensors, encode_tensors
 from edgebed.wire.messages import Cancel, Failure, Header, Reply, Task, Update, Upload
@@ -28,48 +28,15 @@ from edgebed.wire.texts import MOST_TEXT
 from orchestrator.clock import now_ns, now_s, unique_ns
 from orchestrator.fleet.control.interfaces import Sender
 from orchestrator.records.host_records import HalfWork, ServerStep
-from orchestrator.records.types import (
-    DeviceOut,
-    Fault,
-    Record,
-    ReplyDelivered,
-    TaskDelivered,
-    TaskSent,
-)
+from orchestrator.records.types import DeviceOut, Fault, Record, ReplyDelivered, TaskDelivered, TaskSent
 from orchestrator.rounds import machine as m
 from orchestrator.rounds.bounds import bounds_of, misfit
 from orchestrator.rounds.checks import most_bytes, transfer_fault, update_fault
 from orchestrator.rounds.device_work import DeviceWork, done_record, outcome, update_record, upload_record
+from orchestrator.rounds.job import RoundJob, RoundResult
 from orchestrator.rounds.lateness import LEAST_S, OUT_OF_STEP
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.training.server import HalfTrainer
-
-
-class RoundJob(msgspec.Struct, frozen=True):
-    """A round to carry out."""
-
-    number: int
-    plan: Plan
-    weights: Weights
-    method: Method
-    patience_s: float = 0.0  # a device counts as lost only after this silence at least
-    quorum: int | None = None  # of this round; None: that of the settings
-
-
-class RoundResult(msgspec.Struct):
-    """How a round ended.
-
-    Attributes:
-        contributions: of the merged devices, in the order of names.
-        why: as in `machine.Finish`.
-        missing: devices that did not contribute, and how each left.
-    """
-
-    contributions: list[Contribution]
-    outcomes: list[Outcome]
-    why: str
-    round: int = 0
-    missing: dict[str, m.Leave] = {}
 
 
 class RoundDriver:

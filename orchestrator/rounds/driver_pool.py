@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from edgebed.errors import RunError
 from orchestrator.fleet.control.run_fleet import RunFleet
-from orchestrator.rounds.driver import RoundDriver, RoundJob, RoundResult
+from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.job import RoundJob, RoundResult
 from orchestrator.training.server import HalfTrainer
 
 

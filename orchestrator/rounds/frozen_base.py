@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
-from edgebed.models.staged import StagedModel, Weights
+from edgebed.models.staged import StagedModel, Weights, digest
 
 
 class FrozenBase:
@@ -23,7 +21,7 @@ class FrozenBase:
     def __init__(self, model: StagedModel | None = None) -> None:
         weights = {} if model is None else model.weights()
         frozen = {name: value for name, value in weights.items() if model is not None and name in model.frozen}
-        self.sha256, self._frozen = _sha256(frozen) if frozen else msgspec.UNSET, frozenset(frozen)
+        self.sha256, self._frozen = digest(frozen) if frozen else msgspec.UNSET, frozenset(frozen)
         self.kept: dict[str, tuple[str, list[str]]] = {}
         self._sent: dict[str, tuple[str, list[str]]] = {}
 
@@ -44,11 +42,3 @@ class FrozenBase:
             self.kept.pop(device, None)
         elif delivered and sent is not None:
             self.kept[device] = sent
-
-
-def _sha256(weights: Weights) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.contiguous().cpu().numpy().tobytes())
-    return digest.hexdigest()

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from edgebed.models.staged import Weights
 from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
-from orchestrator.rounds.driver import RoundResult
 from orchestrator.rounds.event_loop import uninterrupted
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.steps import Begun, RoundSteps

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgebed.link.endpoint import CHUNK_BYTES
-from edgebed.methods.base import DeviceView, Method, Outcome, Plan
+from edgebed.methods.base import DeviceView, Method, Plan
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_ns, now_s
 from orchestrator.experiment import Environment, Training
@@ -28,9 +28,9 @@ from orchestrator.records.types import (
     RoundFinished,
     RoundStarted,
 )
-from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.evaluator import Evaluator
+from orchestrator.rounds.job import RoundJob, RoundResult
 from orchestrator.rounds.progress import Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
@@ -151,7 +151,7 @@ class RoundSteps:
             return weights
         with _phase(self._record, number, "merge"):
             weights = await asyncio.to_thread(self.method.merge, weights, result.contributions)
-            self.method.observe(number, _sorted(result.outcomes))
+            self.method.observe(number, sorted(result.outcomes, key=lambda outcome: outcome.device))
         return weights
 
     def finish(self, begun: Begun, result: RoundResult) -> float:
@@ -241,7 +241,3 @@ def patience(devices: Sequence[DeviceView]) -> float:
 def same(one: Weights, other: Weights) -> bool:
     """Whether weights are equal to the bit. A second test of equal weights does not count for the plateau rule."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def _sorted(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=lambda outcome: outcome.device)

@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.records import types as t
 from orchestrator.records.shown.loglines import failure_line
 from orchestrator.records.words.formatting import accuracy
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.request import Watch
 

@@ -22,6 +22,7 @@ from orchestrator.fleet.mixed import many_hosts
 from orchestrator.runs.platform import Platform
 from orchestrator.runs.speed import kept_speed, measured_index
 from orchestrator.training.process import TrainerProcess
+from orchestrator.training.remote import RemoteTrainer
 from orchestrator.training.slot import HeldTo
 
 
@@ -42,7 +43,7 @@ async def real_platform(
     load = HostLoad(speed, {"broker": controller.broker.pid, "trainer": trainer.process_id}, nodes)
     return Platform(
         fleet=controller,
-        make_trainer=trainer.trainer,
+        make_trainer=functools.partial(RemoteTrainer, trainer),
         evaluator=trainer,
         profile=trainer.profile,
         prepare=trainer.keep_context,

@@ -16,7 +16,7 @@ from orchestrator.records.shown.loglines import failure_line, scenario_line
 from orchestrator.records.timeline.disturbance import disturbed_line
 from orchestrator.records.types import Record
 from orchestrator.records.words.formatting import accuracy, setting_texts
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 
 Notify = Callable[[str], None]

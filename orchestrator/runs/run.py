@@ -14,29 +14,28 @@ from typing import Any
 
 import msgspec
 
-from edgebed.device.pieces import batch_s, seconds
 from edgebed.errors import UsageError
 from edgebed.methods.base import Context, CutCost, Method
-from edgebed.models.learning import task_at
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.plugin_code import read_plugins
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import keep
 from orchestrator.files.plugged import codes_of
-from orchestrator.records.reader import read
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import SIMULATED, CutProfiled, Ending, HostIndex, RunFinished, RunStarted, TurnEnded
 from orchestrator.report import write_what_fits
 from orchestrator.rounds.device_states import DeviceStates
-from orchestrator.rounds.driver import RoundDriver, RoundJob
+from orchestrator.rounds.driver import RoundDriver
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.frozen_base import FrozenBase
+from orchestrator.rounds.job import RoundJob
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.progress import Progress
 from orchestrator.rounds.replay import copy_plan, read_replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import round_settings
+from orchestrator.runs.cut_costs import cut_costs, recorded_costs
 from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, resolved
 from orchestrator.runs.platform import Platform, RunRequest, T
@@ -67,10 +66,15 @@ class MethodRun:
         settings = round_settings(self.folder.path.name, training, self._fleet.dilation, samples)
         indices = {name: self._fleet.spec.speed.index_of(name) for name in self._fleet.names}
         self._settings = msgspec.structs.replace(
-            settings, costs=platform.costs, indices=indices, each_piece=request.each_piece,
-            earned=self._fleet.earned, limits=self._fleet.limits, states=DeviceStates(self._fleet.agent_of),
+            settings,
+            costs=platform.costs,
+            indices=indices,
+            each_piece=request.each_piece,
+            earned=self._fleet.earned,
+            limits=self._fleet.limits,
+            states=DeviceStates(self._fleet.agent_of),
             base=FrozenBase(request.model),
-        )  # fmt: skip
+        )
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
         self._turn: Turn | None = None  # the last one
@@ -85,7 +89,7 @@ class MethodRun:
         path, simulated = self.folder.records, self._fleet.backend_name == SIMULATED
         if not simulated or self._request.begun is None:
             return Recorder(path)
-        self._profiled = profiled(path)
+        self._profiled = recorded_costs(path)
         if self._saved is None or not self._saved.progress.simulation:
             return Recorder(path, keep=0)
         self._platform.world.restore(self._saved.progress.simulation)
@@ -135,8 +139,7 @@ class MethodRun:
     async def begin(self) -> None:
         """Write the first records, and prepare the method. Afterwards the fleet is free. Raises as `execute`."""
         self._watch.run(self._method.name, self.folder.path, self._experiment.training.rounds)
-        saved = self._saved
-        saved = saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
+        saved = self._saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
         self._open = True
         if not self._goes_on:
             await self._fleet.reset()
@@ -349,44 +352,13 @@ class MethodRun:
         model, costs = self._request.model, dict[int, CutCost]()
         if self._method.needs_costs:
             self._watch.notify("profiling the cuts")
-            costs = self._profiled or self._platform.known_costs(model) or await self._profile(model)
+            costs = self._profiled or await cut_costs(self._platform, self._request)
             for cost in costs.values() if not self._goes_on else ():
                 self._record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
         spec = self._method.model_spec(self._experiment.model)
         self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
         await self._platform.prepare(self._method.context)
-
-    async def _profile(self, model: StagedModel) -> dict[int, CutCost]:
-        training = self._experiment.training
-        batch = self._request.prepared.sample(training.batch_size)
-        settings = (training.batch_size, training.codec, training.optimizer, batch)
-        measured = await self._platform.profile(model, model.cuts_with_head, *settings)
-        return {cut: self._on_reference(cost) for cut, cost in measured.items()}
-
-    def _on_reference(self, cost: CutCost) -> CutCost:
-        """The cost with the seconds of the reference whose time devices and server keep, if they do."""
-        training, data, device = self._experiment.training, self._request.prepared, self._fleet.names[0]
-        task = task_at(
-            device, self._method.model_spec(self._experiment.model), data.task, cost.cut, "head",
-            uploads=("features", "weights"), batch_size=training.batch_size, optimizer=training.optimizer,
-            codec=training.codec,
-        )  # fmt: skip
-        device_s = batch_s(self._platform.costs(device, task), training.batch_size)
-        if device_s is None:
-            return cost
-        held = self._platform.held_server
-        step = None if held is None else held.costs(self._method.name, task).get("step")
-        slot_cpus = self._fleet.spec.slot_cpus / self._fleet.dilation
-        server_s = cost.server_s if step is None else seconds(step, training.batch_size) / slot_cpus
-        return msgspec.structs.replace(cost, device_s=device_s, server_s=server_s)
-
-
-def profiled(records: Path) -> dict[int, CutCost]:
-    """The costs of the cuts, as the first session of a run has recorded them."""
-    found = [record for record in read(records) if isinstance(record, CutProfiled)]
-    names = CutCost.__struct_fields__
-    return {record.cut: CutCost(**{name: getattr(record, name) for name in names}) for record in found}
 
 
 def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:

@@ -115,15 +115,19 @@ async def standing_fleet(
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
         notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
-        await controller.membership.wait_joined(JOIN_TIMEOUT_S)
-        for device in controller.names:
-            await controller.put_on_limits(device, "start")
+        await _joined_and_limited(controller)
         if spec.speed.reference:
             measured = await device_speed.measured_speed(controller, work, notify)
             await _adopt(stack, controller, measured, ask, admitted.claim, becomes)
         for line in _limits_in_words(controller):
             notify(line)
         yield controller
+
+
+async def _joined_and_limited(controller: FleetController) -> None:
+    await controller.membership.wait_joined(JOIN_TIMEOUT_S)
+    for device in controller.names:
+        await controller.put_on_limits(device, "start")
 
 
 def _limits_in_words(controller: FleetController) -> Iterator[str]:

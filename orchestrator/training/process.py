@@ -14,28 +14,25 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 import psutil
 
-from edgebed.errors import EdgebedError, RunError
-from edgebed.methods.base import Batch, Context, CutCost, Method, ServerHalf
+from edgebed.errors import RunError
+from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.methods.parts.evaluation import Score
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.module_process import module_command
 from edgebed.pacing import LATE_S
 from edgebed.timeouts import end_in_time
-from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import Codec, Optimizer
-from orchestrator.records.host_records import Spent
 from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training.child import READY
 from orchestrator.training.copies import copy_of
-from orchestrator.training.server import HalfTrainer, Step
 from orchestrator.training.slot import HeldTo
 from orchestrator.training.stillness import Stillness, cause
 
@@ -198,9 +195,9 @@ class TrainerProcess:
 
     # ---- what it does ----
 
-    def trainer(self) -> RemoteTrainer:
-        """A server trainer for one round at a time."""
-        return RemoteTrainer(self, next(self._numbers))
+    def new_number(self) -> int:
+        """Of something that the process is to keep."""
+        return next(self._numbers)
 
     async def evaluate(self, method: Method, weights: Weights, samples: Batch) -> Score:
         """`Method.evaluate`."""
@@ -234,14 +231,14 @@ class TrainerProcess:
     async def keep_context(self, context: Context) -> int:
         """The number under which the process keeps a run's context."""
         if id(context) not in self._kept:
-            number = next(self._numbers)
+            number = self.new_number()
             await self.call(o.KeepContext(number), {o.COPY: {o.COPY: copy_of(context)}})
             self._kept[id(context)] = number, context
         return self._kept[id(context)][0]
 
     async def _keep_samples(self, samples: Batch) -> int:
         if id(samples[0]) not in self._kept:
-            number = next(self._numbers)
+            number = self.new_number()
             await self.call(o.KeepData(number), {"data": {"x": samples[0], "y": samples[1]}})
             self._kept[id(samples[0])] = number, samples
         return self._kept[id(samples[0])][0]
@@ -250,7 +247,7 @@ class TrainerProcess:
 
     async def call(self, order: o.Order, groups: parcel.Groups | None = None) -> parcel.Parcel[o.Answer]:
         """Send an order and wait for the answer. Raises the error that it names, and RunError if the process ended."""
-        number = next(self._numbers)
+        number = self.new_number()
         answered = self._expect(number)
         try:
             if isinstance(order, o.TakeStep):
@@ -334,57 +331,6 @@ class TrainerProcess:
             if not future.done():
                 future.set_exception(self._failure)
                 future.exception()  # it need not be waited for
-
-
-class RemoteHalf(ServerHalf):
-    """A server half in the trainer's process."""
-
-    def __init__(self, number: int, devices: Sequence[str]) -> None:
-        self.number, self.devices = number, tuple(devices)
-
-
-class RemoteTrainer(HalfTrainer):
-    """A server trainer whose halves are in the trainer's process."""
-
-    def __init__(self, process: TrainerProcess, number: int) -> None:
-        super().__init__()
-        self._process, self._number = process, number
-
-    async def make_halves(
-        self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]
-    ) -> list[ServerHalf]:
-        """Made by a copy of the method, so what it stores in itself meanwhile is lost."""
-        if type(method).server_halves is Method.server_halves:
-            return []
-        context = await self._process.keep_context(method.context)
-        copy = await asyncio.to_thread(copy_of, (method, dict(assignments)), method.context)
-        held_to = self._process.held_to
-        costs = {} if held_to is None else held_to.halves(method.name, assignments)
-        order = o.MakeHalves(self._number, context, costs)
-        answer = await self._process.call(order, {o.COPY: {o.COPY: copy}, "weights": weights})
-        self.made = answer.head.spent
-        return [RemoteHalf(number, each) for number, each in enumerate(expect(answer, o.Halves).devices)]
-
-    async def run_step(self, half: ServerHalf, uploads: Mapping[str, Weights]) -> Step:
-        answer = await self._process.call(o.TakeStep(self._number, number_of(half)), uploads)
-        step = expect(answer, o.Stepped)
-        replies: dict[str, Weights | EdgebedError] = dict(answer.groups)
-        replies |= {device: problem.error() for device, problem in step.refused.items()}
-        return replies, step.start_ns, step.end_ns, answer.head.spent
-
-    async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
-        answer = await self._process.call(o.ReadWeights(self._number, number_of(half)))
-        return answer.groups["weights"], answer.head.spent
-
-    async def close(self) -> None:
-        await super().close()
-        with contextlib.suppress(RunError):  # a process that has ended holds no halves
-            await self._process.call(o.Forget(self._number))
-
-
-def number_of(half: ServerHalf) -> int:
-    assert isinstance(half, RemoteHalf)
-    return half.number
 
 
 def expect(answer: parcel.Parcel[o.Answer], kind: type[o.R]) -> o.R:

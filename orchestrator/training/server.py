@@ -1,7 +1,7 @@
 """Runs the server halves of a round. Each half uses its uploads in a fixed order.
 
 All bookkeeping is in the event loop. Only `step` and `weights` of a half run elsewhere, one at a time per half: on
-worker threads of this process (`ServerTrainer`) or in the trainer's process (`process.RemoteTrainer`). So a half sees
+worker threads of this process (`ServerTrainer`) or in the trainer's process (`remote.RemoteTrainer`). So a half sees
 the same uploads in the same order, whatever the order of arrival, and its weights are equal to the bit.
 """
 

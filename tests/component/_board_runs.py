@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from edge_agent.board.standby import Standby
 from orchestrator.experiment import load
 from orchestrator.records.reader import read
 from orchestrator.records.types import Record
 from orchestrator.runs.request import Request
-from tests.component._boards import Lab, running, until
+from tests.component._boards import Lab, running
+from tests.waiting import until
 
 R = TypeVar("R")
 
@@ -33,6 +36,20 @@ async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     place = tmp_path / "edgebed" / "boards"
     async with running(tmp_path, place) as lab:
         yield lab
+
+
+@contextlib.asynccontextmanager
+async def boards(lab: Lab, **allow_code: bool) -> AsyncIterator[None]:
+    """Boards that have joined and stand by: by name, whether they take code."""
+    keys = [await lab.board(name, allow_code=each) for name, each in allow_code.items()]
+    standing = [asyncio.create_task(Standby(each, lab.said.append, guard_s=0.5).run()) for each in keys]
+    try:
+        await until(lambda: len(lab.live.sessions) == len(keys))
+        yield
+    finally:
+        for task in standing:
+            task.cancel()
+        await asyncio.gather(*standing, return_exceptions=True)
 
 
 def request(

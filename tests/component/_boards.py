@@ -10,7 +10,7 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,7 @@ from orchestrator.boards.registry import Store
 from orchestrator.boards.service import ServeRequest, serve
 from orchestrator.boards.service_folder import Live, ServiceFolder
 from tests.broker_address import free_port
+from tests.waiting import until
 
 HOST = "127.0.0.1"
 
@@ -137,13 +138,6 @@ async def running(folder: Path, place: Path | None = None) -> AsyncIterator[Lab]
         yield lab
     finally:
         await lab.stop()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    """Polls, for what it waits for is often in another process. Raises TimeoutError: to wait is to assert."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 class Orchestrator:

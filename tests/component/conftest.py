@@ -13,7 +13,6 @@ from pathlib import Path
 import docker
 import pytest
 
-from orchestrator.runs import session
 from tests.component._boards import Lab, running
 from tests.hangs import run
 
@@ -23,16 +22,6 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     """A boards service on loopback."""
     async with running(tmp_path) as lab:
         yield lab
-
-
-@pytest.fixture
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs leave out their calibration, which has tests of its own. It takes 7 s, beside other tests a minute."""
-
-    async def left_out(*_: object) -> session.Calibration:
-        return session.Calibration((), False)
-
-    monkeypatch.setattr(session, "calibrate_fleet", left_out)
 
 
 @pytest.fixture

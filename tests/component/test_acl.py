@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,6 +14,7 @@ from edgebed.wire.topics import Topics
 from orchestrator.broker.acl import mosquitto_lines
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.broker_address import tcp_address
+from tests.waiting import until
 
 TOPICS = Topics("f1")
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
@@ -39,12 +39,6 @@ async def hearing(link: MqttLink, *topics: str) -> AsyncIterator[list[str]]:
     await link.open()
     yield heard
     await link.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_a_device_hears_only_what_is_for_it(broker: Broker) -> None:

@@ -20,7 +20,8 @@ from edgebed.wire.boards import WAITING, BoardOrder
 from edgebed.wire.topics import Topics
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli import build
-from tests.component._boards import Lab, Orchestrator, running, standing, until
+from tests.component._boards import Lab, Orchestrator, running, standing
+from tests.waiting import until
 
 
 @pytest.mark.root

@@ -33,7 +33,8 @@ from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.service import ServeRequest, serve
 from orchestrator.boards.service_folder import ServiceFolder
-from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status
+from tests.waiting import until
 
 pytestmark = pytest.mark.mosquitto
 

@@ -29,8 +29,9 @@ from edgebed.link.tls import client_context, identity_context
 from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics
 from orchestrator.boards.authority import Authority
-from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, status
 from tests.component._strangers import are_open, strangers
+from tests.waiting import until
 
 pytestmark = pytest.mark.mosquitto
 

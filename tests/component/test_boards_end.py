@@ -23,7 +23,8 @@ from orchestrator.records.types import DeviceJoined, DeviceOut, RoundFinished, T
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
 from tests.component._board_runs import Recorded, lab, request
-from tests.component._boards import Lab, standing, until
+from tests.component._boards import Lab, standing
+from tests.waiting import until
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto

@@ -26,7 +26,8 @@ from orchestrator.boards import https, service
 from orchestrator.boards.authority import SERVER_LIFE, Authority
 from orchestrator.boards.enrolment import RENEW_PAUSE_S
 from orchestrator.broker.child import KNOWN
-from tests.component._boards import HOST, Lab, Orchestrator, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, status
+from tests.waiting import until
 
 pytestmark = pytest.mark.mosquitto
 

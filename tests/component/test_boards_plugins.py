@@ -4,10 +4,8 @@ same. The boards are processes of this host that have joined as any board does."
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import zipfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -18,32 +16,18 @@ pytest.importorskip("cryptography")
 from edge_agent.board import plugged
 from edge_agent.board.command import parser
 from edge_agent.board.plugged import MOST_NAMES, put_plugins
-from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError, PluginError
 from edgebed.plugin_code import read_plugins
 from orchestrator.experiment import load
 from orchestrator.records.account import load_summary
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
-from tests.component._board_runs import lab, request
-from tests.component._boards import Lab, standing, until
+from tests.component._board_runs import boards, lab, request
+from tests.component._boards import Lab, standing
 from tests.strangers import alone, forget_all, install, write_folder
+from tests.waiting import until
 
 __all__ = ["alone", "lab"]
-
-
-@contextlib.asynccontextmanager
-async def boards(lab: Lab, **allow_code: bool) -> AsyncIterator[None]:
-    """Boards that have joined and stand by, by whether they take code."""
-    keys = [await lab.board(name, allow_code=each) for name, each in allow_code.items()]
-    standing = [asyncio.create_task(Standby(each, lab.said.append, guard_s=0.5).run()) for each in keys]
-    try:
-        await until(lambda: len(lab.live.sessions) == len(keys))
-        yield
-    finally:
-        for task in standing:
-            task.cancel()
-        await asyncio.gather(*standing, return_exceptions=True)
 
 
 def wanted(folder: Path, *names: str, plugins: list[str]) -> session.Request:

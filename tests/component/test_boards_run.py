@@ -4,17 +4,14 @@ boards are processes of this host that have joined as any board does."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cryptography")
 
-from edge_agent.board.standby import Standby
 from edgebed.errors import FleetError
 from orchestrator.boards.members import with_facts
 from orchestrator.fleet.spec.profile import load_fleet
@@ -31,31 +28,18 @@ from orchestrator.records.types import (
 )
 from orchestrator.runs import session
 from orchestrator.runs.request import Watch
-from tests.component._board_runs import Recorded, lab, request
-from tests.component._boards import Lab, until
+from tests.component._board_runs import Recorded, boards, lab, request
+from tests.component._boards import Lab
+from tests.waiting import until
 
 __all__ = ["lab"]
 pytestmark = pytest.mark.mosquitto
 
 
-@contextlib.asynccontextmanager
-async def boards(lab: Lab, *names: str) -> AsyncIterator[None]:
-    """Boards that have joined and stand by."""
-    keys = [await lab.board(name) for name in names]
-    standing = [asyncio.create_task(Standby(each, lab.said.append, guard_s=0.5).run()) for each in keys]
-    try:
-        await until(lambda: len(lab.live.sessions) == len(names))
-        yield
-    finally:
-        for task in standing:
-            task.cancel()
-        await asyncio.gather(*standing, return_exceptions=True)
-
-
 async def test_dtfl_and_fedavg_on_boards_only(lab: Lab, tmp_path: Path) -> None:
     """Its fleet takes no CPUs of this host, so it may stand beside another one."""
     wanted = request(tmp_path, "  - {board: b1}\n  - {board: b2, name: kitchen}\n", "{name: dtfl}, {name: fedavg}")
-    async with boards(lab, "b1", "b2"):
+    async with boards(lab, b1=False, b2=False):
         running_ = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
         await until(lambda: bool(running_.done() or list(wanted.runs.glob("*/records.jsonl"))), 120)
         if not running_.done():
@@ -96,7 +80,7 @@ async def test_a_mixed_fleet_loses_an_agent_and_a_board_and_goes_on(
     devices = "  - {board: b1}\n  - {board: b2}\n  - {profile: here.yaml, name: cpu}\n"
     leave = "scenario: [{round: 2, device: b1, do: leave, for_s: 1}]\n"
     wanted = request(tmp_path, devices, rounds=500, scenario=leave)
-    async with boards(lab, "b1", "b2"):
+    async with boards(lab, b1=False, b2=False):
         await lab.stop()
         work = asyncio.create_task(session.run_experiment(wanted, Watch(lab.said.append)))
         run = Recorded(wanted.runs, work)
@@ -130,7 +114,7 @@ async def test_where_a_board_trains_and_that_it_cannot_is_told_before_the_first_
     """The fleet file's word counts more than the board's environment."""
     monkeypatch.setenv("EDGEBED_ACCELERATOR", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    async with boards(lab, "b1"):
+    async with boards(lab, b1=False):
         wanted = request(tmp_path, "  - {board: b1, name: jetson, accelerator: cpu}\n", rounds=1)
         (folder,) = await session.run_experiment(wanted, Watch(lab.said.append))
         (joined,) = [each for each in read(folder / "records.jsonl") if isinstance(each, DeviceJoined)]
@@ -144,7 +128,7 @@ async def test_where_a_board_trains_and_that_it_cannot_is_told_before_the_first_
 async def test_dtfl_on_a_board_and_a_container(lab: Lab, tmp_path: Path, uncalibrated: None) -> None:
     devices = "  - {board: b1}\n  - {profile: here.yaml, name: cpu}\n"
     wanted = request(tmp_path, devices, "{name: dtfl}", rounds=3, backend="docker")
-    async with boards(lab, "b1"):
+    async with boards(lab, b1=False):
         (folder,) = await asyncio.wait_for(session.run_experiment(wanted, Watch(lab.said.append)), 120)
     records = read(folder / "records.jsonl")
     (started,) = [each for each in records if isinstance(each, RunStarted)]

@@ -33,7 +33,8 @@ from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.enrolment import RENEW_PAUSE_S, Enrolment
 from orchestrator.boards.service import ServeRequest
 from orchestrator.boards.service_folder import ServiceFolder, Where
-from tests.component._boards import HOST, Lab, running, until
+from tests.component._boards import HOST, Lab, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.mosquitto
 

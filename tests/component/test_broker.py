@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import docker
@@ -30,14 +29,9 @@ from orchestrator.fleet.ownership import BROKER, OWNER, this_process
 from tests.broker_address import tcp_address
 from tests.component._faults import process_status
 from tests.hangs import run
+from tests.waiting import until
 
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(15):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", OURS)

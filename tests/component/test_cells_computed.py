@@ -26,6 +26,7 @@ from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundStarted
+from tests.waiting import until
 
 TABLE = """
 title: "A small table"
@@ -232,19 +233,12 @@ def workers() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "orchestrator.papers.compute" in " ".join(each.cmdline())]
 
 
-async def until(found: Callable[[], bool], limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
-    while not found():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
-
-
 async def test_a_cell_waits_while_the_host_is_timed_and_goes_on_after(
     table: Path, tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
     work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path), 1, (1,), ("FedPMT",)))
-    await until(lambda: any(each.status() == psutil.STATUS_STOPPED for each in workers()))
-    await until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in workers()))
+    await until(lambda: any(each.status() == psutil.STATUS_STOPPED for each in workers()), 60)
+    await until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in workers()), 60)
     assert not list((tmp_path / "results").rglob("*.json"))
     holder.kill()  # the kernel releases what a killed process held
     await work
@@ -253,7 +247,7 @@ async def test_a_cell_waits_while_the_host_is_timed_and_goes_on_after(
 
 async def test_what_is_timed_starts_once_cells_pause(table: Path, tmp_path: Path) -> None:
     work = asyncio.create_task(asyncio.to_thread(make, table, at(tmp_path), 2, (1,), ("FedPMT",)))
-    await until(lambda: bool(workers()))
+    await until(lambda: bool(workers()), 60)
     began_s = time.monotonic()
 
     def hold() -> list[str]:
@@ -288,7 +282,7 @@ async def test_a_cell_that_is_killed_three_times_goes_on_to_the_same_bits(longer
     whole, begun = written(tmp_path / "whole"), []
     for moment in random.Random(19).sample(range(1, whole // 2), 3):
         work = asyncio.create_task(asyncio.to_thread(make, longer, at(tmp_path / "killed"), 1, (1,), ("FedPMT",)))
-        await until(lambda moment=moment: bool(workers()) and written(tmp_path / "killed") >= moment)
+        await until(lambda moment=moment: bool(workers()) and written(tmp_path / "killed") >= moment, 60)
         for each in workers():
             each.kill()
         with pytest.raises(RunError, match="1 cells were not computed"):

@@ -35,13 +35,14 @@ from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.runs.daemon import FleetFolder, Wanted, spawn
 from orchestrator.training.process import TrainerProcess
 from tests.broker_address import free_port
-from tests.component._boards import HOST, Lab, Orchestrator, running, until
+from tests.component._boards import HOST, Lab, Orchestrator, running
 from tests.component._faults import small_fleet
 from tests.component._foreign import Foreign
 from tests.e2e.cli import write_experiment
 from tests.hangs import run
 from tests.synthetic import Synthetic
 from tests.unit._runs import keep
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -23,6 +23,7 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.broker_address import tcp_address
 from tests.component._raw_mqtt import CONNECT, SUBACK, RawClient
+from tests.waiting import until
 
 pytestmark = pytest.mark.mosquitto
 TOPICS = Topics("f1")
@@ -37,12 +38,6 @@ def address_of(broker: Broker) -> Address:
 async def broker() -> AsyncIterator[Broker]:
     async with open_broker([], kinds=["mosquitto"]) as broker:
         yield broker
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class Side:

@@ -15,7 +15,7 @@ from edgebed.methods.base import METHODS
 from edgebed.plugin_code import read_plugin
 from orchestrator.experiment import from_dict, load
 from orchestrator.runs.feasibility import checked
-from tests.strangers import alone, forget_all
+from tests.strangers import accuracies, alone, forget_all
 
 __all__ = ["alone"]
 
@@ -43,11 +43,6 @@ def experiment(model: dict[str, Any], *methods: dict[str, Any], **more: Any) -> 
 
 def own(cls: str, **options: Any) -> dict[str, Any]:
     return {"file": "networks.py", "class": cls, **options}
-
-
-def accuracies(run: edgebed.Run) -> list[float]:
-    found: list[float] = run.rounds["accuracy"].tolist()
-    return found
 
 
 def test_a_run_goes_on_and_is_repeated_with_its_copy_of_the_network(folder: Path) -> None:

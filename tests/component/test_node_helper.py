@@ -25,8 +25,8 @@ from orchestrator.fleet.swarm.node_link import Credentials, NodeLink
 from orchestrator.fleet.swarm.nodes import compare_clocks
 from orchestrator.fleet.swarm.placement import Node
 from tests.broker_address import free_port
-from tests.component._boards import until
 from tests.component._strangers import are_open, strangers
+from tests.waiting import until
 
 HOST = "127.0.0.1"
 MOST_STRANGERS = 256

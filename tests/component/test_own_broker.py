@@ -22,9 +22,9 @@ from orchestrator.cli import build
 from orchestrator.cli.arguments import own_broker
 from orchestrator.fleet.many_hosts import TlsListener
 from tests.broker_address import free_port, tcp_address
-from tests.component._boards import until
 from tests.component._foreign import HOST, Foreign
 from tests.component._strangers import are_open, strangers
+from tests.waiting import until
 
 NODES_SIDE = "127.0.0.2"
 MOST_STRANGERS = 256

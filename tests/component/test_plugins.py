@@ -15,7 +15,7 @@ from edgebed.wire.messages import Presence, Shutdown
 from edgebed.wire.protocol import PROTOCOL
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.records.types import Fault, Record
-from tests.strangers import alone, forget_all, install, write_file, write_folder
+from tests.strangers import accuracies, alone, forget_all, install, write_file, write_folder
 
 __all__ = ["alone"]
 
@@ -26,11 +26,6 @@ TRAINING = {"rounds": 2, "batch_size": 32, "seed": 2}
 def experiment(*methods: str, **more: object) -> dict[str, object]:
     named = [{"name": name} for name in methods]
     return {"name": "e", "fleet": "dtfl-5", "model": MODEL, "methods": named, "training": TRAINING, **more}
-
-
-def accuracies(run: edgebed.Run) -> list[float]:
-    found: list[float] = run.rounds["accuracy"].tolist()
-    return found
 
 
 def test_a_folder_and_an_installed_package_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

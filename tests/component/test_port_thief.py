@@ -22,8 +22,9 @@ from orchestrator.broker import container as container_broker
 from orchestrator.broker import open_broker as module
 from orchestrator.broker.open_broker import Broker, open_broker
 from tests.broker_address import tcp_address
-from tests.component._boards import Lab, until
+from tests.component._boards import Lab
 from tests.component._foreign import Foreign
+from tests.waiting import until
 
 THIEF = """
 import os, socket, sys, time

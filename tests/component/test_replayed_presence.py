@@ -19,7 +19,7 @@ from orchestrator.broker.open_broker import Broker, open_broker
 from orchestrator.fleet.control.membership import Membership
 from orchestrator.records.types import Fault, Record
 from tests.broker_address import tcp_address
-from tests.component._boards import until
+from tests.waiting import until
 
 TOPICS = Topics("f1")
 OURS = [pytest.param("mosquitto", marks=pytest.mark.mosquitto), "embedded"]

@@ -14,7 +14,7 @@ from edgebed.errors import UsageError
 from orchestrator.experiment import Experiment, from_dict
 from orchestrator.records.account import load_summary
 from orchestrator.records.compare.paired import paired
-from orchestrator.rounds.driver import RoundResult
+from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs import session
 from orchestrator.runs.resume import resume_request

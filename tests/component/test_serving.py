@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from orchestrator.serving.deploy import most_bytes
 from orchestrator.serving.router import AHEAD, Post, Router
 from orchestrator.serving.service import check_speed
 from tests.component._fleet import CLASSES, CPU, MODEL, SHAPE, Fleet, fleet, model
+from tests.waiting import until
 
 NODES = {"leaf-1": 12, "leaf-2": 9, "edge": 2, "cloud": 2}
 TREE = rooted({"leaf-1": "edge", "leaf-2": "edge", "edge": "cloud", "cloud": None})
@@ -227,9 +228,7 @@ async def test_an_interruption_ends_every_task(tmp_path: Path) -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         assert work.cancelled()
-        await until(
-            made, lambda: all(d.status and not d.status.task for d in made.controller.membership.devices.values())
-        )
+        await until(lambda: all(d.status and not d.status.task for d in made.controller.membership.devices.values()))
 
 
 async def test_leaves_begin_when_every_node_above_is_ready(tmp_path: Path) -> None:
@@ -255,12 +254,6 @@ def most_ahead(made: Fleet, node: str) -> int:
             ahead -= 1
         most = max(most, ahead)
     return most
-
-
-async def until(made: Fleet, true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def test_requests_are_served_at_the_speed_of_the_host(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 from edgebed.link.tls import client_context, with_pem
 from edgebed.link.tls_acceptor import Bounds, TlsAcceptor, streams
 from orchestrator.boards.authority import Authority
-from tests.component._boards import until
 from tests.component._strangers import HOST, are_open, strangers
+from tests.waiting import until
 
 MOST = 8
 BOUNDS = Bounds(hello_s=0.3, handshake_s=0.3, stranger_s=1.0, most=MOST)

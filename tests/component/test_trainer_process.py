@@ -31,6 +31,7 @@ from orchestrator.training import orders as o
 from orchestrator.training import parcel
 from orchestrator.training import process as process_module
 from orchestrator.training.process import TrainerProcess
+from orchestrator.training.remote import RemoteTrainer
 from orchestrator.training.server import HalfTrainer, ServerTrainer, StepResult
 from orchestrator.training.slot import HeldTo
 from tests.hangs import COMMAND_S
@@ -83,7 +84,7 @@ def equal(one: list[Weights], other: list[Weights]) -> bool:
 
 @pytest.mark.parametrize("name", HALVED)
 async def test_halves_in_the_process_give_the_same_bits(process: TrainerProcess, name: str) -> None:
-    here, there = ServerTrainer(CPU, slots=2), process.trainer()
+    here, there = ServerTrainer(CPU, slots=2), RemoteTrainer(process)
     expected, found = await one_round(here, name), await one_round(there, name)
     assert equal([step.replies for step in expected[0]], [step.replies for step in found[0]])
     assert equal(expected[1], found[1])
@@ -111,7 +112,7 @@ async def test_cuts_are_profiled_in_the_process(process: TrainerProcess) -> None
 
 
 async def test_an_error_of_a_half_comes_back_as_it_is(process: TrainerProcess) -> None:
-    method, trainer = make_method("splitfed"), process.trainer()
+    method, trainer = make_method("splitfed"), RemoteTrainer(process)
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
     await trainer.open(method, small_model().weights(), plan.assignments)
     foreign = {"labels": torch.full((BATCH,), 99)}
@@ -122,7 +123,7 @@ async def test_an_error_of_a_half_comes_back_as_it_is(process: TrainerProcess) -
 
 
 async def test_a_method_that_cannot_be_copied_is_named(process: TrainerProcess) -> None:
-    method, trainer = make_method("splitfed"), process.trainer()
+    method, trainer = make_method("splitfed"), RemoteTrainer(process)
     method.callback = lambda: None  # type: ignore[attr-defined]
     plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
     with pytest.raises(RunError, match="the method 'splitfed' cannot be copied") as caught:
@@ -133,7 +134,7 @@ async def test_a_method_that_cannot_be_copied_is_named(process: TrainerProcess) 
 async def test_a_process_that_is_killed_ends_the_work_with_its_cause() -> None:
     async with TrainerProcess.started() as process:
         await process.ready()
-        trainer = process.trainer()
+        trainer = RemoteTrainer(process)
         work = asyncio.create_task(process.guard(asyncio.Event().wait()))
         method = make_method("splitfed")
         plan = method.plan(0, [view("a", BATCH)], SCHEDULE)
@@ -221,7 +222,7 @@ async def test_steps_of_a_paced_server_take_their_turns_and_their_time() -> None
         await process.ready()
         await process.limit(NoQuota(), cpus, paced=True)
         before_s, begun = cpu_s(process.pid), time.monotonic()
-        results, _ = await one_round(process.trainer(), "splitfed")
+        results, _ = await one_round(RemoteTrainer(process), "splitfed")
         took_s, after_s = time.monotonic() - begun, cpu_s(process.pid)
         used_s = max(after_s[thread] - before_s.get(thread, 0.0) for thread in after_s)  # by the thread that is paced
         assert took_s > 0.8 * used_s / cpus
@@ -237,7 +238,7 @@ async def test_slots_of_a_held_server_take_the_time_of_the_reference_each_for_it
     async with TrainerProcess.started() as process:
         await process.ready()
         await process.limit(None, 0.5, slots=2, held_to=held_to)
-        trainer, begun = process.trainer(), time.monotonic()
+        trainer, begun = RemoteTrainer(process), time.monotonic()
         results, _ = await one_round(trainer, "splitfed")
         assert trainer.made is not None
         assert trainer.made.reference_s == {"recorded": pytest.approx(3 * 0.04)}  # one half for each device
@@ -249,7 +250,7 @@ async def test_slots_of_a_held_server_take_the_time_of_the_reference_each_for_it
         assert took_s > 3 * 0.1 - 0.02  # six steps, two at a time; the first ones begin where their orders came
         overlap = [b.start_ns < a.end_ns for a, b in itertools.pairwise(steps)]
         assert any(overlap)
-        trainer = process.trainer()
+        trainer = RemoteTrainer(process)
         results, _ = await one_round(trainer, "dtfl")  # of which nothing is known
         for step in results:
             assert step.spent is not None

@@ -11,11 +11,11 @@ import pytest
 
 import edgebed
 from edgebed.plugin_code import read_plugin
-from orchestrator.calibration.calibrate import Calibration
-from orchestrator.runs import session
-from tests.strangers import alone
+from tests.strangers import accuracies, alone
 
 __all__ = ["alone"]
+
+pytestmark = pytest.mark.usefixtures("uncalibrated")
 
 PROFILES = {
     "weak": "cpus: 0.2\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n",
@@ -25,16 +25,6 @@ NETWORKS = {
     "MobileNetV3": {"class": "MobileNetV3", "with": {"width": 4, "dropout": 0.0}, "stages": 4},
     "Vit": {"class": "Vit", "with": {"patch": 2, "dropout": 0.0}, "stages": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calibration is left out: it has tests of its own."""
-
-    async def left_out(*_: object) -> Calibration:
-        return Calibration((), False)
-
-    monkeypatch.setattr(session, "calibrate_fleet", left_out)
 
 
 def experiment(folder: Path, model: dict[str, Any], *methods: dict[str, Any]) -> Path:
@@ -56,11 +46,6 @@ def experiment(folder: Path, model: dict[str, Any], *methods: dict[str, Any]) ->
     }
     path.write_bytes(msgspec.json.encode(text))
     return path
-
-
-def accuracies(run: edgebed.Run) -> list[float]:
-    found: list[float] = run.rounds["accuracy"].tolist()
-    return found
 
 
 METHODS = ({"name": "fedavg"}, {"name": "splitfed", "cut": 2}, {"name": "dtfl", "tier": 2})

@@ -13,26 +13,16 @@ import edgebed
 from edgebed.errors import FleetError
 from edgebed.plugin_code import read_plugin, write_plugins
 from edgebed.wire.fork_protocol import Fork
-from orchestrator.calibration.calibrate import Calibration
 from orchestrator.fleet.local.backend import LocalBackend
 from orchestrator.records.reader import read
 from orchestrator.records.types import UpdateReceived
-from orchestrator.runs import session
-from tests.strangers import alone, install, write_folder
+from tests.strangers import accuracies, alone, install, write_folder
 
 __all__ = ["alone"]
 
+pytestmark = pytest.mark.usefixtures("uncalibrated")
+
 SMALL = "cpus: 0.3\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
-
-
-@pytest.fixture(autouse=True)
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calibration is left out: it has tests of its own."""
-
-    async def left_out(*_: object) -> Calibration:
-        return Calibration((), False)
-
-    monkeypatch.setattr(session, "calibrate_fleet", left_out)
 
 
 def experiment(folder: Path, *plugins: Path) -> Path:
@@ -50,11 +40,6 @@ def experiment(folder: Path, *plugins: Path) -> Path:
     }
     path.write_bytes(msgspec.json.encode(text))
     return path
-
-
-def accuracies(run: edgebed.Run) -> list[float]:
-    found: list[float] = run.rounds["accuracy"].tolist()
-    return found
 
 
 @pytest.mark.parametrize(

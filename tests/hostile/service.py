@@ -25,9 +25,10 @@ from edgebed.wire.boards import Join, Token
 from edgebed.wire.topics import Topics
 from orchestrator.boards.authority import Authority
 from tests.component._between import Between
-from tests.component._boards import HOST, Lab, Orchestrator, made, status, until
+from tests.component._boards import HOST, Lab, Orchestrator, made, status
 from tests.component._strangers import are_open, strangers
 from tests.hostile.attempts import Attempt
+from tests.waiting import until
 
 FLEET = Topics("f1")
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from edgebed.errors import UsageError
+from edgebed.models.staged import digest
 from orchestrator.papers import page
 from orchestrator.papers.cells import (
     Cell,
@@ -22,7 +23,7 @@ from orchestrator.papers.cells import (
     settings_of,
     write_cell,
 )
-from orchestrator.papers.compute import digest, refuse_measured
+from orchestrator.papers.compute import refuse_measured
 from orchestrator.papers.entries import Selection, wanted_jobs
 from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
 from orchestrator.papers.verdicts import judge, ours_of

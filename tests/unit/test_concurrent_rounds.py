@@ -17,8 +17,8 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Training
 from orchestrator.records.types import Evaluated, Fault, Record, RoundFinished, RoundStarted
-from orchestrator.rounds.driver import RoundJob, RoundResult
 from orchestrator.rounds.evaluator import LocalEvaluator
+from orchestrator.rounds.job import RoundJob, RoundResult
 from orchestrator.rounds.loop import Loop
 from orchestrator.rounds.machine import Leave
 from orchestrator.rounds.progress import Progress

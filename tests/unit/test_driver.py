@@ -18,7 +18,8 @@ from edgebed.wire.messages import Assignment, Header, Report, Task, Update, Uplo
 from edgebed.wire.settings import Codec
 from orchestrator.records.host_records import ServerStep
 from orchestrator.records.types import Record
-from orchestrator.rounds.driver import RoundDriver, RoundJob
+from orchestrator.rounds.driver import RoundDriver
+from orchestrator.rounds.job import RoundJob
 from orchestrator.rounds.settings import RoundSettings
 from orchestrator.testing.rounds import BATCH, CPU, SCHEDULE, make_method, small_model, view
 from orchestrator.training.server import ServerTrainer

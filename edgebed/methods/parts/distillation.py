@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -57,5 +58,7 @@ def row_bounds(assignment: Assignment) -> list[tuple[int, int]]:
 
 
 def rows_of(assignment: Assignment, epoch: int, bounds: tuple[int, int]) -> Tensor:
-    """The rows of the shard in one batch: its order follows from the assignment's seed, so it need not be sent."""
-    return shuffled(samples_of(assignment), assignment.seed, epoch)[slice(*bounds)]
+    """The rows of the shard in one batch: its order follows from the assignment's seed, so it need not be sent. A batch
+    that goes on behind the end of the order takes rows from its beginning."""
+    order = shuffled(samples_of(assignment), assignment.seed, epoch)
+    return order[torch.arange(*bounds) % len(order)]

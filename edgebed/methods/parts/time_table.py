@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 
 import msgspec
@@ -66,11 +66,7 @@ def median_rule(rows: Mapping[str, Mapping[int, float]]) -> tuple[float, dict[st
     Args:
         rows: seconds by device and cut, one entry at least.
     """
-    middle = median(_all_times(list(rows.values())))
+    middle = median(seconds for row in rows.values() for seconds in row.values())
     return middle, {
         device: min(row, key=lambda cut: (abs(row[cut] - middle), cut)) for device, row in rows.items() if row
     }
-
-
-def _all_times(rows: Sequence[Mapping[int, float]]) -> list[float]:
-    return [seconds for row in rows for seconds in row.values()]

@@ -64,10 +64,8 @@ class Placement(msgspec.Struct, frozen=True):
 
     def needed(self, cpus: Mapping[str, float]) -> dict[str, float]:
         """By node: the factor by which the quotas there must be divided, for quotas `cpus` by device."""
-        return {node.id: self._load(node.id, cpus) / node.room for node in self.nodes}
-
-    def _load(self, id: str, cpus: Mapping[str, float]) -> float:
-        return sum(cpus[name] for name, node in self.node_of.items() if node == id)
+        load = {node.id: sum(cpus[name] for name, on in self.node_of.items() if on == node.id) for node in self.nodes}
+        return {node.id: load[node.id] / node.room for node in self.nodes}
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------

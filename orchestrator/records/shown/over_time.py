@@ -103,15 +103,14 @@ class OverTime:
     def add(self, timeline: RoundTimeline) -> None:
         session = self._sessions[id(timeline.facts)]
         for name, device in timeline.devices.items():
-            own = [self._moved(segment, session) for segment in device.segments]
+            own = [  # without details, which would keep neighbours apart
+                Segment(each.name, self._at(each.start_ns, session), self._at(each.end_ns, session))
+                for each in device.segments
+            ]
             self._segments.setdefault(name, []).extend(joined(own, self._finest_ns))
 
     def _at(self, at_ns: int, session: Session) -> int:
         return int((at_ns - self._begin[id(session)]) / session.started.dilation)
-
-    def _moved(self, segment: Segment, session: Session) -> Segment:
-        """On the axis; details would keep neighbours apart."""
-        return Segment(segment.name, self._at(segment.start_ns, session), self._at(segment.end_ns, session))
 
     def result(self) -> dict[str, Any]:
         """All rounds must have passed."""
