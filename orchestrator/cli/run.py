@@ -19,7 +19,11 @@ from orchestrator.cli.arguments import (
     BrokerCA,
     BrokerUsers,
     ComparisonJson,
+    Methods,
     Overrides,
+    PageHost,
+    PagePort,
+    PageToken,
     Plugins,
     Quiet,
     Seeds,
@@ -50,27 +54,28 @@ R = TypeVar("R", session.Request, SimulationRequest)
 
 SpeedOption = Annotated[
     str | None,
-    typer.Option(help="host: compute time is measured; 'reference NAME': it is held to that of a named core."),
+    typer.Option(
+        metavar="<host|reference NAME>",
+        help="Whose speed a device's CPU second has: this host's, or that of a recorded core.",
+        show_default="that of the fleet file, or host",
+    ),
 ]
-Methods = Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")]
 Resume = Annotated[
     str | None,
     typer.Option(
-        help="Continue the experiment of this run (folder or id); --set training.rounds=… extends it.",
+        metavar="RUN",
+        help="Continue the experiment of RUN; --set training.rounds=… extends it.",
         autocompletion=complete_run,
     ),
 ]
 PlanOf = Annotated[
     str | None,
-    typer.Option(help="Repeat the assignments that this run recorded (folder or id).", autocompletion=complete_run),
+    typer.Option(metavar="RUN", help="Repeat the assignments that RUN recorded.", autocompletion=complete_run),
 ]
 LogFile = Annotated[Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")]
 NotifyUrl = Annotated[
-    str | None, typer.Option(help="When all is over, or has failed, send a POST with the results to this URL.")
-]
-PageToken = Annotated[
-    str,
-    typer.Option(envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`. `ps` does not show EDGEBED_TOKEN."),
+    str | None,
+    typer.Option(metavar="<url>", help="When all is over, or has failed, send a POST with the results to this URL."),
 ]
 
 
@@ -89,18 +94,18 @@ def command(
     plan: PlanOf = None,
     allow_uncalibrated: AllowUncalibrated = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Start nothing; say what dilation, time and memory it would take.")
+        bool, typer.Option("--estimate", help="Start nothing; print the dilation, time and memory it would take.")
     ] = False,
     as_json: ComparisonJson = False,
     quiet: Quiet = False,
     log_file: LogFile = None,
     notify: NotifyUrl = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the live page and print its address.")] = False,
-    dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
-    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
+    dashboard_host: PageHost = "127.0.0.1",
+    dashboard_port: PagePort = 0,
     dashboard_token: PageToken = "",
 ) -> None:
-    """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
+    """Run every method of EXPERIMENT on the same throttled fleet, and compare them. `--resume RUN` continues one."""
     own = own_broker(broker, broker_ca, broker_users)
     given = {"speed": speed, "seeds": seeds and f"[{seeds}]"}
     set_ = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]

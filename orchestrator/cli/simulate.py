@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from orchestrator.cli.arguments import ComparisonJson, Overrides, Plugins, Quiet, Seeds
+from orchestrator.cli.arguments import ComparisonJson, Methods, Overrides, Plugins, Quiet, Seeds
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.run import carry_out
 from orchestrator.experiment import only_methods
@@ -20,7 +20,7 @@ from orchestrator.simulation.run import SimulationRequest, simulate, sized
 def command(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.")],
     set_: Overrides = None,
-    method: Annotated[list[str] | None, typer.Option(help="Simulate only these methods. Repeatable.")] = None,
+    method: Methods = None,
     plugin: Plugins = None,
     seeds: Seeds = None,
     devices: Annotated[
@@ -30,22 +30,24 @@ def command(
     cost: Annotated[
         str | None,
         typer.Option(
-            help="'reference NAME', timed, flops or operations. Default: the reference that `speed` names, or timed."
+            metavar="<timed|flops|operations|reference NAME>",
+            help="Where the seconds of computing come from.",
+            show_default="the reference that `speed` names, or timed",
         ),
     ] = None,
-    accelerator: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    accelerator: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to train.")] = "cpu",
     checkpoint_s: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Least seconds between two checkpoints, from which `edgebed run --resume` goes on. Without it they "
-            "take a twentieth of the time at most.",
+            help="Least seconds between two checkpoints, from which `edgebed run --resume RUN` continues.",
+            show_default="so that they take at most 5 % of the time",
         ),
     ] = None,
     as_json: ComparisonJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate every method of an EXPERIMENT with the code of a real run on a virtual clock."""
+    """Simulate every method of EXPERIMENT with the code of a real run on a virtual clock."""
     given = {"simulation.cost": cost, "seeds": seeds and f"[{seeds}]"}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     loaded = checked(experiment, overrides, plugin or (), fleet=lambda spec: sized(spec, devices))
