@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgebed.errors import UsageError
 from orchestrator.cli.arguments import ComparisonJson, Methods, Overrides, Plugins, Quiet, Seeds
 from orchestrator.cli.compare import print_comparison
 from orchestrator.cli.run import carry_out
@@ -15,6 +16,11 @@ from orchestrator.fleet.spec.profile import MOST_DEVICES
 from orchestrator.runs.feasibility import checked
 from orchestrator.runs.find import runs_folder
 from orchestrator.simulation.run import SimulationRequest, simulate, sized
+
+
+def _elsewhere(run: str | None) -> None:
+    if run is not None:
+        raise UsageError("simulate has no --resume", hint=f"edgebed run --resume {run} continues a simulation, too")
 
 
 def command(
@@ -36,6 +42,7 @@ def command(
         ),
     ] = None,
     accelerator: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to train.")] = "cpu",
+    resume: Annotated[str | None, typer.Option(hidden=True, is_eager=True, callback=_elsewhere)] = None,
     checkpoint_s: Annotated[
         float | None,
         typer.Option(

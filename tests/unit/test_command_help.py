@@ -24,10 +24,9 @@ APP = build()
 WHOLE: Any = get_command(APP)
 ALIKE = {
     "--backend": {"tiers", "boards measure"},  # start one device, and take no fleet file
+    "--seeds": {"reproduce"},  # has a default of its own
     "--set": {"models"},  # of a model, not of a file
-    **dict.fromkeys(
-        ("--broker", "--classes", "--dilation", "--grain", "--plugin", "--quiet", "--seeds", "--shape"), ()
-    ),
+    **dict.fromkeys(("--broker", "--classes", "--dilation", "--grain", "--plugin", "--quiet", "--shape"), ()),
 }
 """Options that all commands describe in the same words, and the commands where they mean something else."""
 
