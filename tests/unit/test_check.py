@@ -15,6 +15,9 @@ from edgebed.typed import mistakes
 from orchestrator.cli import build
 from orchestrator.experiment import load
 from orchestrator.files.shipped import shipped
+from tests.strangers import alone, write_file
+
+__all__ = ["alone"]
 
 SIX = """\
 name: my run
@@ -95,25 +98,14 @@ def test_a_profile_file_is_checked_as_a_profile(tmp_path: Path) -> None:
     assert "memory_mib" in str(done.exception)
 
 
-OWN = '''
-from edgebed.methods.fedavg import FedAvg
-
-
-class Mine(FedAvg):
-    """FedAvg with another name."""
-
-    name = "mine-of-the-check"
-'''
-
-
 def test_check_and_schema_know_a_plug_in(tmp_path: Path) -> None:
-    plugin, path = tmp_path / "mine_of_the_check.py", tmp_path / "x.yaml"
-    plugin.write_text(OWN)
-    path.write_text("name: x\nfleet: desk-5\nmethods: [{name: mine-of-the-check}]\n")
+    plugin, path = write_file(tmp_path), tmp_path / "x.yaml"
+    path.write_text("name: x\nfleet: desk-5\nmethods: [{name: stranger}]\n")
+    assert CliRunner().invoke(build("check"), ["check", str(path)]).exception is not None
     done = CliRunner().invoke(build("check"), ["check", str(path), "--plugin", str(plugin)])
     assert done.exit_code == 0, done.exception
     shown = CliRunner().invoke(build("schema"), ["schema", "experiment", "--plugin", str(plugin)])
-    assert '"const": "mine-of-the-check"' in shown.stdout
+    assert '"const": "stranger"' in shown.stdout
 
 
 def test_simulate_names_the_command_that_resumes() -> None:
