@@ -7,19 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+FINAL = VERSION.removesuffix(".dev0")
 READ = (".ci/release", *FILES, "docker/Dockerfile.agent", "requirements/torch.txt")
 FILLED = {
     "example.invalid": "edgebed.example.org",
     "Edgebed developers": "A. Person",
     "10.0000/placeholder": "10.5281/zenodo.1234567",
-    "0.3.0.dev0": "0.3.0",
-    "0.3.0 (not released)": "0.3.0 (2027-01-31)",
+    f"{FINAL}.dev0": FINAL,
+    f"{FINAL} (not released)": f"{FINAL} (2027-01-31)",
     "license: Apache-2.0": "license: Apache-2.0\ndate-released: 2027-01-31",
     "python:3.11-slim-bookworm": f"python:3.11-slim-bookworm@sha256:{'0' * 64}",
     "iproute2 ": "iproute2=6.1.0-3 ",
@@ -44,7 +47,7 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text)
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
-    git(tmp_path, "tag", "v0.3.0")
+    git(tmp_path, "tag", f"v{FINAL}")
     return tmp_path
 
 
@@ -76,20 +79,21 @@ def test_each_placeholder_and_each_open_step_is_named(tree: Path, text: str) -> 
     assert left(tree)[0].startswith(("commit ", "replace ", "set ", "write ", "pin ", "put "))
     assert any(each.startswith("commit ") for each in left(tree))
     commit(tree)
-    git(tree, "tag", "--force", "v0.3.0")
+    git(tree, "tag", "--force", f"v{FINAL}")
     assert [each for each in left(tree) if not each.startswith("commit ")] != []
 
 
 def test_a_commit_without_its_tag_is_refused(tree: Path) -> None:
     (tree / "more").write_text("x")
     commit(tree)
-    assert left(tree) == ["tag this commit: git tag -s v0.3.0"]
+    assert left(tree) == [f"tag this commit: git tag -s v{FINAL}"]
 
 
 def test_the_tree_names_its_own_placeholders() -> None:
     """Else the release could not refuse them."""
-    for name, text in (("pyproject.toml", "example.invalid"), ("CITATION.cff", "10.0000/placeholder")):
-        assert (text in (ROOT / name).read_text("utf-8")) == any("placeholder" in each for each in left(ROOT))
+    found = " ".join(left(ROOT))
+    for name, text, what in (("pyproject.toml", "example.invalid", "repository"), ("CITATION.cff", "10.0000/", "DOI")):
+        assert (text in (ROOT / name).read_text("utf-8")) == (f"placeholder of the {what}" in found)
 
 
 def test_the_list_of_packages_has_all_that_a_lock_names(tmp_path: Path) -> None:
