@@ -1,4 +1,4 @@
-"""`edgebed boards serve|invite|ls|show|rename|revoke|measure`: real devices that join this host."""
+"""`edgebed boards serve|invite|ls|show|rename|revoke|measure|selftest`: real devices that join this host."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli.arguments import BoardName, Json
 from orchestrator.cli.boards_measure import measure_board
+from orchestrator.cli.boards_selftest import selftest_board
 from orchestrator.cli.console import columns, print_json, print_whole, say
 from orchestrator.fleet.spec.profile import lasting_name
 from orchestrator.records.words.formatting import NONE
@@ -170,6 +171,7 @@ def revoke(name: BoardName) -> None:
 
 
 commands.command("measure")(measure_board)
+commands.command("selftest")(selftest_board)
 
 
 def _host_names(names: Sequence[str]) -> tuple[str, ...]:
