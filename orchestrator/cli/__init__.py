@@ -74,8 +74,9 @@ def main() -> None:
     except EdgebedError as error:
         _fail(error)
     except typer.TyperException as error:
-        refused = refusal(error)
-        sys.exit(error.exit_code) if refused is None else _fail(refused)
+        if refused := refusal(error):
+            _fail(refused)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         log.print("edgebed: interrupted")
         sys.exit(130)

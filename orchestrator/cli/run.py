@@ -80,7 +80,7 @@ NotifyUrl = Annotated[
 
 
 def command(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment file; none with --resume.")] = None,
     backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,18 @@ def test_the_first_group_comes_first_and_a_list_shows_one_sentence_per_command()
         if isinstance(command, TyperCommand):
             first = " ".join((inspect.getdoc(command.callback) or "").split()).partition(". ")[0]
             assert first.rstrip(".") + "." == command.short_help, name
+
+
+def test_the_page_has_the_groups_of_the_help_with_all_their_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    for title, names in PANELS.items():
+        _, _, rest = page.partition(f"\n**{title}**\n")
+        rows = [line for line in rest.partition("\n**")[0].splitlines() if line.startswith("| `edgebed")]
+        shown = [re.findall(r"edgebed ([a-z-]+)", row)[:1] for row in rows]
+        assert list(dict.fromkeys(name for each in shown for name in each)) == list(names)
+    for path in COMMANDS:
+        group, _, name = path.partition(" ")
+        assert not name or re.search(rf"`edgebed {group} [a-z|\\-]*\b{name}\b", page), path
 
 
 @pytest.mark.parametrize(
