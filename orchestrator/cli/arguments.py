@@ -110,7 +110,7 @@ def numbers(text: str, separator: str, option: str) -> list[float]:
     except ValueError:
         values = []
     if not values or not all(0 < value < 1e6 for value in values):
-        raise UsageError(f"{option} {text!r}", hint=f"give positive numbers separated by {separator!r}")
+        raise UsageError(f"{option} {text!r} is not a list of positive numbers", hint=f"separate them by {separator!r}")
     return values
 
 

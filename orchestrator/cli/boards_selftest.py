@@ -44,7 +44,7 @@ EXPERIMENT = """\
 name: selftest
 fleet: free.yaml
 data: {name: digits, train_samples: 320, test_samples: 100}
-model: {name: resnet56}  # an update of 3.4 MB, in which a rate can be measured
+model: {name: resnet56}  # an update of 2.4 MB, in which a rate can be measured
 methods: [{name: fedavg}, {name: splitfed}]
 training: {rounds: 3, batch_size: 32, heartbeat_s: 1, stop_at_target: false}
 """

@@ -34,7 +34,7 @@ def command(
     """Write the records of RUN for other tools, in one or several formats. For Perfetto, use the run's trace.json."""
     folder = find_run(run)
     if not any((csv, parquet, tensorboard, prometheus, otlp)):
-        raise UsageError("no format", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
+        raise UsageError("no format was named", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
     with log.status("reading records"):
         records = read(folder / "records.jsonl")
     if csv is not None:

@@ -49,10 +49,10 @@ def command(
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
     if model and network:
-        raise UsageError(f"{network} and --model {model}", hint="name one model")
+        raise UsageError(f"{network} and --model {model} are two models", hint="name one model")
     one = spec_of(network, stages) if network else {"name": model} if model else {}
     if options and not one:
-        raise UsageError("--set without --model", hint="name the model that has these options")
+        raise UsageError("--set needs a model", hint="name the model that has these options")
     specs = [one | parse_options(options or [])] if one else [{"name": name} for name in MODELS.names()]
     take_in(*with_networks([], specs))
     with log.status("counting"):
@@ -71,7 +71,7 @@ def spec_of(network: str, stages: int | None) -> dict[str, Any]:
     file, colon, cls = network.rpartition(":")
     if network in MODELS.names():
         if stages is not None:
-            raise UsageError(f"--stages: {network} has stages of its own", hint="leave it away")
+            raise UsageError(f"--stages: {network} has stages of its own", hint="leave --stages out")
         return {"name": network}
     chosen: dict[str, Any] = {"file": file, "class": cls} if colon else {"torchvision": network}
     return chosen if stages is None else {**chosen, "stages": stages}
@@ -96,7 +96,7 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or key == "name":
-            raise UsageError(f"--set {text!r}", hint="write key=value, as in widths=[8,16,32]")
+            raise UsageError(f"--set {text!r} is not key=value", hint="write key=value, as in widths=[8,16,32]")
         found[key], _ = parse(value, Path(f"--set {text}"))
     return found
 

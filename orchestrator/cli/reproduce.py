@@ -92,7 +92,7 @@ def command(
         _check(name, selection, results, sample, seed, jobs)
     elif name is not None:
         if share and (fresh or throttled):
-            raise UsageError("--share with --fresh or --throttled", hint="leave out one of them")
+            raise UsageError("--share does not work with --fresh or --throttled", hint="leave out one of them")
         at = Place(results, runs_folder() / "cells")
         _table_of(name, selection, at, jobs, throttled, backend, fresh=fresh, share=share, as_json=as_json)
     elif not gathered:
@@ -172,14 +172,14 @@ def _scale(text: str) -> ScaleName:
     for scale in SCALES:
         if scale == text:
             return scale
-    raise UsageError(f"--scale {text!r}{nearest(text, SCALES)}", hint=f"choose one of: {', '.join(SCALES)}")
+    raise UsageError(f"there is no scale {text!r}{nearest(text, SCALES)}", hint=f"choose one of: {', '.join(SCALES)}")
 
 
 def parse_part(text: str) -> tuple[int, int]:
     """`2/4` is the second of four parts."""
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"--cells {text!r}", hint="give the part and their number: 1/4, 2/4, 3/4, 4/4")
+        raise UsageError(f"--cells {text!r} is not a part", hint="give the part and the number of parts: 1/4 to 4/4")
     return int(number), int(of)
 
 
@@ -196,7 +196,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text!r}", hint="give whole numbers separated by commas: 1,2,3") from None
+        raise UsageError(f"--seeds {text!r} is not a list of whole numbers", hint="write 1,2,3") from None
 
 
 def _tables() -> Iterator[Path]:

@@ -115,7 +115,8 @@ def command(
         return
     if request.backend == SIMULATED:
         if backend or own or dashboard:
-            raise UsageError(f"{resume} is a simulation: it has no fleet, no broker and no live page")
+            text = f"{resume} is a simulation: it has no fleet, no broker and no live page"
+            raise UsageError(text, hint="leave out --backend, --broker and --dashboard")
         print_comparison(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
         return
     request = request.on(backend, own, allow_uncalibrated=allow_uncalibrated)
@@ -168,7 +169,7 @@ def _request(
         refuse_beside_resume(experiment, plugins, method, plan)
         return resume_request(find_run(resume), set_)
     if experiment is None:
-        raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
+        raise UsageError("no experiment was named", hint="give an experiment file; `edgebed init DIR` writes one")
     loaded = only_methods(checked(experiment, set_, plugins or ()), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)

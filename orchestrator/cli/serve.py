@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Serve requests on a throttled fleet with the early-exit model of RUN."""
     if rate is not None and not 0 < rate < 1e6:
-        raise UsageError(f"--rate {rate}", hint="give a number of requests per second above 0")
+        raise UsageError(f"--rate {rate:g} is not a number of requests per second", hint="give a number above 0")
     wanted = ServeRequest(
         run=find_run(run),
         runs=runs_folder(),
