@@ -7,6 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,7 +92,9 @@ def _parts(folder: Path, name: str, facts: dict[str, str], notify: Notify) -> It
     yield "rounds", rounds
     records = [record for run in runs for record in run]
     joined = [_without_names(each.host) for each in records if isinstance(each, DeviceJoined)]
-    rates = [each.link_bytes_s / 1e6 for each in records if isinstance(each, DeviceDone) and each.link_bytes_s > 0]
+    rates = [
+        each.link_bytes_s / 1e6 for each in records if isinstance(each, DeviceDone) and 0 < each.link_bytes_s < inf
+    ]
     missing = {"error": "no task of the board was finished", "hint": "the part `rounds` says why"}
     yield "torch", joined[-1] if joined else missing
     yield "sensors", sensors(records)
