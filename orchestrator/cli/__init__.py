@@ -74,7 +74,7 @@ def main() -> None:
     except EdgebedError as error:
         _fail(error)
     except typer.TyperException as error:
-        if refused := refusal(error):
+        if refused := refusal(error, " ".join(["edgebed", *sys.argv[1:2]])):
             _fail(refused)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -111,6 +111,11 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return [_in_words(param) for param in super().get_params(ctx)]
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of PANELS; the subcommands of a group as they are written."""
+        ordered = [name for names in PANELS.values() for name in names if name in self.commands]
+        return list(dict.fromkeys([*ordered, *self.commands])) if self.rich_help_panel is None else list(self.commands)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Raises UsageError with the nearest command."""
         word = args[0]
@@ -140,9 +145,9 @@ def dress(info: CommandInfo, path: str) -> None:
     info.help, info.short_help = "\n\n".join(paragraphs), paragraphs[0].partition(". ")[0].rstrip(".") + "."
 
 
-def refusal(error: typer.TyperException) -> UsageError | None:
+def refusal(error: typer.TyperException, typed: str) -> UsageError | None:
     """What is wrong with the options and arguments of a command, in the form of every other error. None: the command
-    was given none and has printed its help."""
+    was given none and has printed its help. `typed`: the command, where the error does not name it."""
     text = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
     if not text:
         return None
@@ -150,4 +155,4 @@ def refusal(error: typer.TyperException) -> UsageError | None:
     if option is not None and hasattr(error, "possibilities"):
         text = f"there is no option {option!r}{nearest(option, error.possibilities or ())}"
     ctx = getattr(error, "ctx", None)
-    return UsageError(text[:1].lower() + text[1:], hint=f"see `{ctx.command_path if ctx else 'edgebed'} --help`")
+    return UsageError(text[:1].lower() + text[1:], hint=f"see `{ctx.command_path if ctx else typed} --help`")

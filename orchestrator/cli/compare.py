@@ -50,7 +50,7 @@ def command(
     title: Titles = True,
     as_json: Json = False,
 ) -> None:
-    """Put each RUN side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
+    """Put runs side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
 
     Runs of one method with different seeds are taken together, from three on with 95 % confidence intervals
     (Student's t)."""

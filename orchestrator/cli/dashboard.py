@@ -14,7 +14,7 @@ SHORTEST_TOKEN = 20
 
 
 def command(runs: SomeRuns = None, host: PageHost = "127.0.0.1", port: PagePort = 0, token: PageToken = "") -> None:
-    """Show each RUN in a browser, running or finished. Ctrl-C ends the page and does not affect the runs."""
+    """Show runs in a browser, running or finished. Ctrl-C ends the page and does not affect the runs."""
     if token and len(token) < SHORTEST_TOKEN:
         raise UsageError(
             f"this token has fewer than {SHORTEST_TOKEN} characters", hint="leave it out: a random one is made"
