@@ -51,7 +51,7 @@ training: {rounds: 3, batch_size: 32, heartbeat_s: 1, stop_at_target: false}
 """
 LIMITED = {"cpus": 0.5, "uplink_mbit_s": 20, "downlink_mbit_s": 20, "memory_mib": 1024}
 NAMES_A_HOST = ("host", "hostname", "pid")
-"""Facts that stay out of the file: they say who the board is, not what it is."""
+"""Texts that stay out of the file: they say which board it is, not of what kind."""
 
 
 def selftest_board(
@@ -71,7 +71,7 @@ def selftest_board(
     with tempfile.TemporaryDirectory(prefix="edgebed-selftest-") as folder, log.status("starting") as status:
         parts = dict(_parts(Path(folder), board.name, board.facts, lambda line: status.update(escape(line))))
     about = {"date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}", "edgebed": metadata.version("edgebed")}
-    keep(path, msgspec.json.format(msgspec.json.encode(about | parts), indent=1) + b"\n")
+    keep(path, msgspec.json.format(msgspec.json.encode(about | _without_names(parts)), indent=1) + b"\n")
     failed = [part for part, found in parts.items() if "error" in found]
     for part in parts:
         show(
@@ -85,13 +85,13 @@ def selftest_board(
 def _parts(folder: Path, name: str, facts: dict[str, str], notify: Notify) -> Iterator[tuple[str, dict[str, Any]]]:
     """The parts of the file, each as soon as it is known. One that fails is its error and hint."""
     write_files(folder, name)
-    yield "install", _without_names(facts)
+    yield "install", facts
     yield "orchestrator", _tried(_host)
     rounds = _tried(lambda: _rounds(folder, notify))
     runs = [read(each) for each in sorted((folder / "runs").glob("*/records.jsonl"))]
     yield "rounds", rounds
     records = [record for run in runs for record in run]
-    joined = [_without_names(each.host) for each in records if isinstance(each, DeviceJoined)]
+    joined = [each.host for each in records if isinstance(each, DeviceJoined)]
     rates = [
         each.link_bytes_s / 1e6 for each in records if isinstance(each, DeviceDone) and 0 < each.link_bytes_s < inf
     ]
@@ -146,5 +146,8 @@ async def _limits(fleet: Path, notify: Notify) -> dict[str, Any]:
     return {"passed": calibration.passed, "rows": msgspec.to_builtins(calibration.rows)}
 
 
-def _without_names(facts: dict[str, str]) -> dict[str, str]:
-    return {key: text for key, text in facts.items() if key not in NAMES_A_HOST}
+def _without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: each for key, each in value.items() if key not in NAMES_A_HOST or not isinstance(each, str)}
+        return {key: _without_names(each) for key, each in kept.items()}
+    return [_without_names(each) for each in value] if isinstance(value, list | tuple) else value

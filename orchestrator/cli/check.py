@@ -27,7 +27,7 @@ def command(
         show(f"{file}: no mistakes; {len(spec.devices)} devices")
         return
     if not document.keys() & {"methods", "fleet"} and document.keys() & set(ProfileFile.__struct_fields__[3:]):
-        show(f"{file}: no mistakes; {number(load_profile(str(file.absolute()), file).limits.cpus, 4)} CPUs")
+        show(f"{file}: no mistakes; cpus: {number(load_profile(str(file.absolute()), file).limits.cpus, 4)}")
         return
     with log.status("reading the data, building the models"):
         experiment = checked(file, set_, plugin or (), everything=True)

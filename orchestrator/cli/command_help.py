@@ -24,20 +24,20 @@ PANELS = {
 """The commands in the order of the help; each is in one group."""
 
 EXAMPLES = {
-    "": ("edgebed init demo", "edgebed run demo/experiment.yaml", "edgebed compare 'demo*'"),
+    "": ("edgebed init demo", "edgebed run demo/experiment.yaml", "edgebed compare 'sample*'"),
     "init": ("edgebed init demo",),
     "run": (
         "edgebed run demo/experiment.yaml",
         "edgebed run demo/experiment.yaml --seeds 1,2,3 --dashboard",
         "edgebed run demo/experiment.yaml --method fedavg --set training.rounds=5",
         "edgebed run demo/experiment.yaml --estimate",
-        "edgebed run --resume demo-dtfl-20261123-120000-ab12",
+        "edgebed run --resume sample-dtfl-20261123-120000-ab12",
     ),
     "compare": (
-        "edgebed compare 'demo*' --baseline fedavg",
-        "edgebed compare 'demo*' --pdf figures.pdf --latex table.tex",
+        "edgebed compare 'sample*' --baseline fedavg",
+        "edgebed compare 'sample*' --pdf figures.pdf --latex table.tex",
     ),
-    "report": ("edgebed report demo-dtfl-20261123-120000-ab12", "edgebed report 'demo*'"),
+    "report": ("edgebed report sample-dtfl-20261123-120000-ab12", "edgebed report 'sample*'"),
     "doctor": ("edgebed doctor", "edgebed doctor --fleet demo/fleet.yaml"),
     "check": ("edgebed check demo/experiment.yaml", "edgebed check demo/fleet.yaml"),
     "calibrate": ("edgebed calibrate demo/fleet.yaml", "edgebed calibrate demo/fleet.yaml --short --json"),
@@ -46,9 +46,9 @@ EXAMPLES = {
     "schema": ("edgebed schema experiment > experiment.schema.json",),
     "check-method": ("edgebed check-method mine.py",),
     "simulate": ("edgebed simulate demo/experiment.yaml", "edgebed simulate demo/experiment.yaml --devices 100"),
-    "runs": ("edgebed runs", "edgebed runs 'demo*' --method fedavg --sort accuracy"),
-    "dashboard": ("edgebed dashboard", "edgebed dashboard 'demo*' --port 8080"),
-    "export": ("edgebed export demo-dtfl-20261123-120000-ab12 --csv tables",),
+    "runs": ("edgebed runs", "edgebed runs 'sample*' --method fedavg --sort accuracy"),
+    "dashboard": ("edgebed dashboard", "edgebed dashboard 'sample*' --port 8080"),
+    "export": ("edgebed export sample-dtfl-20261123-120000-ab12 --csv tables",),
     "serve": ("edgebed serve exits-early-exit-20261123-120000-ab12 --requests 1000",),
     "fleet": ("edgebed fleet up demo/fleet.yaml", "edgebed fleet down demo/fleet.yaml"),
     "fleet up": ("edgebed fleet up demo/fleet.yaml",),

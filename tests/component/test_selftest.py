@@ -52,7 +52,7 @@ def test_the_file_has_all_that_the_board_showed(tmp_path: Path, monkeypatch: pyt
 def test_a_part_that_fails_stands_in_the_file_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     place = ServiceFolder.of_user()
-    place.shards.mkdir(parents=True)
+    place.shards.mkdir(parents=True, exist_ok=True)
     facts = {"host": "kitchen-of-anna", "python": "3.11.2", "cores": "4", "memory_mib": "4096"}
     with Store(place).change() as registry:
         registry.boards.append(Board("b1", "pi", "", "k", 0.0, [], 4e9, 0.0, facts=facts))

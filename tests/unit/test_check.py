@@ -91,7 +91,7 @@ def test_mistakes_of_all_settings_are_told_at_once_and_each_once(tmp_path: Path)
 def test_a_profile_file_is_checked_as_a_profile(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("cpus: 0.5\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 512\n")
-    assert CliRunner().invoke(build("check"), ["check", str(path)]).stdout == f"{path}: no mistakes; 0.5 CPUs\n"
+    assert CliRunner().invoke(build("check"), ["check", str(path)]).stdout == f"{path}: no mistakes; cpus: 0.5\n"
     path.write_text("cpus: 0.5\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mb: 512\n")
     done = CliRunner().invoke(build("check"), ["check", str(path)])
     assert f"{path}:4: " in str(done.exception)
