@@ -64,9 +64,10 @@ def settings_from(arguments: list[str]) -> AgentSettings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="edgebed-agent",
-        description="The agent of one Edgebed device.",
-        epilog="A board that joins a boards service has other commands: edgebed-agent join | run | leave --help",
+        prog="edgebed-agent device",
+        description="The agent of one device. A fleet starts it by itself, and so does `edgebed-agent run` on a board.",
+        epilog="example: EDGEBED_BROKER=mqtt://user:password@host:1883 edgebed-agent device --fleet desk-1f3a "
+        "--device d1 --shard d1.safetensors",
     )
     parser.add_argument(
         "--broker",

@@ -14,22 +14,22 @@ from edgebed.entry import agent, exit_on_error
 from edgebed.errors import UsageError
 from edgebed.typed import nearest
 
-BOARD_COMMANDS = ("join", "leave", "run")
+COMMANDS = ("join", "run", "leave", "device")
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     with exit_on_error("edgebed-agent"):
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in BOARD_COMMANDS:
-            near = nearest(arguments[0], BOARD_COMMANDS)
-            raise UsageError(
-                f"there is no command {arguments[0]!r}{near}", hint="edgebed-agent join | run | leave --help"
-            )
-        if not arguments or arguments[0] in BOARD_COMMANDS:
+        first = arguments[0] if arguments else "run"
+        if not first.startswith("-") and first not in COMMANDS:
+            near = nearest(first, COMMANDS)
+            raise UsageError(f"there is no command {first!r}{near}", hint="edgebed-agent join | run | leave --help")
+        if first in ("join", "run", "leave", "-h", "--help"):
             from edge_agent.board import command
 
             command.main(arguments or ["run"])
         else:
+            sys.argv[1:] = arguments[first == "device" :]
             _device()
 
 

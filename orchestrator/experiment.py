@@ -386,12 +386,12 @@ def _sweep_mistakes(experiment: Experiment, document: Document) -> Iterator[Usag
             yield UsageError(f"{place}: {key} cannot be swept", hint="`seeds` and `methods` are lists already")
         if any(values.count(value) > 1 for value in values):
             yield UsageError(f"{place}: one value stands there twice", hint="write each value once")
+    told = dict[str, UsageError]()  # what is wrong in several settings is told once
     for setting, _ in experiment.parts[:: len(experiment.all_seeds)] if experiment.sweep else ():
         own = copy.deepcopy(document)
         del own["sweep"]
         for key, value in setting.items():
             own.put_value(key.split("."), value, "sweep")
             own.lines[key] = f"{document.lines.get(f'sweep.{key}', '')}, sweep"
-        if found := _mistakes(own)[0]:
-            yield from found.values()
-            return
+        told |= {str(error): error for error in _mistakes(own)[0].values()}
+    yield from told.values()

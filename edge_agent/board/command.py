@@ -1,4 +1,4 @@
-"""`edgebed-agent join | leave | run`: the commands of a board that joins a boards service."""
+"""`edgebed-agent join | run | leave`: the commands of a board that joins a boards service."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import getpass
 import signal
 import sys
+from typing import Any
 
 from edge_agent.board.client import Service
 from edge_agent.board.join import join, leave, parse_address, unit
@@ -30,9 +31,18 @@ def main(arguments: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(prog="edgebed-agent", description="A board of Edgebed.")
-    commands = whole.add_subparsers(dest="command", required=True)
-    joining = commands.add_parser("join", help="join a boards service: `edgebed boards invite` prints the command")
+    lines = ("edgebed-agent join 192.168.1.10:7443 -", "edgebed-agent run", "edgebed-agent leave")
+    about = "The program of Edgebed on a device. On a board: join, then run."
+    whole = argparse.ArgumentParser("edgebed-agent", description=about, **_examples(*lines))
+    commands = whole.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+
+    def add(name: str, does: str, *lines: str) -> argparse.ArgumentParser:
+        text = f"{does[0].upper()}{does[1:]}."
+        return commands.add_parser(name, help=does, description=text, **_examples(*lines))
+
+    joining = add(
+        "join", "join a boards service: `edgebed boards invite` prints the command", lines[0], f"{lines[0]} --service"
+    )
     joining.add_argument("address", metavar="HOST:PORT", help="of the service, as `edgebed boards invite` prints it")
     joining.add_argument(
         "token",
@@ -45,9 +55,16 @@ def parser() -> argparse.ArgumentParser:
         help="run the plug-ins (methods and models) that this service sends; without it, only those installed",
     )
     joining.add_argument("--service", action="store_true", help="write a systemd unit that connects from boot on")
-    commands.add_parser("leave", help="undo join: revoke the certificate, remove key, folder and systemd unit")
-    commands.add_parser("run", help="connect, and wait for work; the command without arguments does so too")
+    add("run", "connect, and wait for work; the command without arguments does so too", lines[1])
+    add("leave", "undo join: revoke the certificate, remove key, folder and systemd unit", lines[2])
+    add("device", "the agent of one device, which a fleet starts by itself; it has options of its own")
     return whole
+
+
+def _examples(*lines: str) -> dict[str, Any]:
+    """They end a help as they stand here."""
+    text = "\n".join(["examples:", *(f"  {line}" for line in lines)]) if lines else None
+    return {"epilog": text, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
 def _asked() -> str:

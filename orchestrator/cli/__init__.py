@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 
 from edgebed.errors import EdgebedError, FileError, said
+from orchestrator.cli.command_help import PANELS, Group, dress, examples, panel, refusal
 from orchestrator.cli.console import log
 from orchestrator.runs.signals import ending_alike
 
@@ -35,19 +36,24 @@ def build(wanted: str = "") -> typer.Typer:
     """
     app = typer.Typer(
         name="edgebed",
+        cls=Group,
         help="Measure split and federated learning on devices whose limits are enforced and verified.",
+        epilog=examples(""),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    names = [info.name for info in pkgutil.iter_modules(__path__)]
-    wanted = wanted.replace("-", "_")
-    for file in [wanted] if wanted in names else names:
-        module, name = importlib.import_module(f"{__name__}.{file}"), file.replace("_", "-")
+    named = [name for names in PANELS.values() for name in names]
+    files = [info.name.replace("_", "-") for info in pkgutil.iter_modules(__path__)]
+    for name in [wanted] if wanted in named else dict.fromkeys([*named, *files]):
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
         if hasattr(module, "commands"):
-            app.add_typer(module.commands, name=name)
+            for info in module.commands.registered_commands:
+                dress(info, f"{name} {info.name or info.callback.__name__.replace('_', '-')}")
+            app.add_typer(module.commands, name=name, cls=Group, epilog=examples(name), rich_help_panel=panel(name))
         elif hasattr(module, "command"):
             app.command(name)(module.command)
+            dress(app.registered_commands[-1], name)
     return app
 
 
@@ -63,9 +69,14 @@ def main() -> None:
     """Entry point of `edgebed`. Exit codes: docs/cli.md."""
     try:
         with ending_alike():
-            build("".join(sys.argv[1:2]))()
+            code = build("".join(sys.argv[1:2]))(prog_name="edgebed", standalone_mode=False)
+        sys.exit(code)
     except EdgebedError as error:
         _fail(error)
+    except typer.TyperException as error:
+        if refused := refusal(error, " ".join(["edgebed", *sys.argv[1:2]])):
+            _fail(refused)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         log.print("edgebed: interrupted")
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""`edgebed boards serve|invite|ls|show|rename|revoke|measure`: real devices that join this host."""
+"""`edgebed boards serve|invite|ls|show|rename|revoke|measure|selftest`: real devices that join this host."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.members import taken_boards
 from orchestrator.boards.registry import Board, Registry, Store
 from orchestrator.boards.service_folder import ServiceFolder
-from orchestrator.cli.arguments import Json
+from orchestrator.cli.arguments import BoardName, Json
 from orchestrator.cli.boards_measure import measure_board
+from orchestrator.cli.boards_selftest import selftest_board
 from orchestrator.cli.console import columns, print_json, print_whole, say
 from orchestrator.fleet.spec.profile import lasting_name
 from orchestrator.records.words.formatting import NONE
@@ -44,9 +45,6 @@ NEEDS = (
 )
 """To start Mosquitto as another user. Runs find its Unix socket in the unit's folder below /run."""
 
-Name = Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")]
-
-
 commands = typer.Typer(help="Enrol boards: devices of your own that join over the network.", no_args_is_help=True)
 
 
@@ -59,7 +57,7 @@ def serve_(
     listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65535, help="HTTPS: enrolment and shards.")] = HTTPS_PORT,
     mqtt_port: Annotated[int, typer.Option(min=1, max=65535, help="MQTT over TLS.")] = MQTT_PORT,
-    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that does it from boot on.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that serves from boot on.")] = False,
 ) -> None:
     """Serve boards until Ctrl-C: enrolment and shards over HTTPS, and an MQTT broker that asks for certificates."""
     from orchestrator.boards.service import ServeRequest, serve  # not earlier: it loads `cryptography`
@@ -77,7 +75,7 @@ def serve_(
 
 @commands.command()
 def invite(
-    name: Annotated[str, typer.Argument(help="What the board shall be called.")],
+    name: Annotated[str, typer.Argument(help="Name for the board.")],
     profile: Annotated[
         str, typer.Option(help="Device profile of the board in fleets that name none: its name or file.")
     ] = "",
@@ -128,7 +126,7 @@ def ls(as_json: Json = False) -> None:
 
 
 @commands.command()
-def show(name: Name, as_json: Json = False) -> None:
+def show(name: BoardName, as_json: Json = False) -> None:
     """Show all that is known of a board."""
     place = ServiceFolder.of_user()
     board = Store(place).read().find(name)
@@ -152,7 +150,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 
 @commands.command()
-def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
+def rename(name: BoardName, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
     """Give a board another name. Its identity is its key, so it need not join again."""
     with Store(ServiceFolder.of_user()).change() as registry:
         registry.rename(registry.find(name), new, time.time())
@@ -160,7 +158,7 @@ def rename(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]
 
 
 @commands.command()
-def revoke(name: Name) -> None:
+def revoke(name: BoardName) -> None:
     """Make a board's certificates and open invitations useless, and close its connections at once."""
     place = ServiceFolder.of_user()
     store = Store(place)
@@ -173,6 +171,7 @@ def revoke(name: Name) -> None:
 
 
 commands.command("measure")(measure_board)
+commands.command("selftest")(selftest_board)
 
 
 def _host_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from edgebed.models.staged import MODELS, seeded
 from edgebed.wire.settings import LearningTask
 from orchestrator.boards.registry import Store
 from orchestrator.boards.service_folder import ServiceFolder
-from orchestrator.cli.arguments import Json, numbers
+from orchestrator.cli.arguments import BACKENDS_SHOWN, BoardName, Classes, Json, Model, Shape, parse_shape
 from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.files.output import keep, try_file
 from orchestrator.files.yaml_file import write_yaml
-from orchestrator.fleet.backends import check_backend
+from orchestrator.fleet.backends import DEFAULT, check_backend
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec
 from orchestrator.look_alike.bench import Job
 from orchestrator.look_alike.figures import profile_values
@@ -31,17 +31,17 @@ CUTS = 3
 
 
 def measure_board(
-    name: Annotated[str, typer.Argument(help="Name of the board, its id, or the beginning of its id.")],
-    output: Annotated[Path | None, typer.Option(help="File of the profile. Default: NAME.yaml in this folder.")] = None,
-    model: Annotated[str, typer.Option(help="A staged model; see `edgebed models`.")] = "resnet-tiny",
-    shape: Annotated[str, typer.Option(help="Input shape CxHxW.")] = "1x8x8",
-    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    name: BoardName,
+    output: Annotated[Path | None, typer.Option(help="File of the profile.", show_default="NAME.yaml")] = None,
+    model: Model = "resnet-tiny",
+    shape: Shape = "1x8x8",
+    classes: Classes = 10,
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 32,
-    backend: Annotated[str, typer.Option(help="Of the look-alike: docker, local or software.")] = "local",
+    backend: Annotated[str, typer.Option(metavar=BACKENDS_SHOWN, help="What starts the emulated device.")] = DEFAULT,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of the profile.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a device profile that is fitted to a board, and measure how like the board a device under it is.
+    """Write a device profile fitted to a board, and measure how closely an emulated device matches the board.
 
     Step times, rates, latency and memory are measured. The defaults are the demo's model and batch."""
     check_backend(backend)
@@ -50,8 +50,7 @@ def measure_board(
     if path.exists() and not force:
         raise UsageError(f"{path} exists already", hint="--force overwrites it, --output names another file")
     try_file(path)
-    size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
-    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(size, classes)
+    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(parse_shape(shape), classes)
     plugin.check_takes(task)
     net = seeded(lambda: plugin.build(task), 0)
     job = Job(net, {"name": model}, spread_cuts(len(net), CUTS), batch)

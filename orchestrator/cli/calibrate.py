@@ -15,7 +15,7 @@ from rich.table import Table
 
 from orchestrator.boards.members import with_facts
 from orchestrator.calibration.calibrate import calibrate
-from orchestrator.cli.arguments import BackendOption, Json
+from orchestrator.cli.arguments import BackendOption, DilationOption, GrainOption, Json
 from orchestrator.cli.console import columns, console, log, print_json
 from orchestrator.experiment import Grain
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
@@ -30,9 +30,11 @@ from orchestrator.runs.signals import run_to_end
 def command(
     fleet: Annotated[Path, typer.Argument(help="The fleet file.")],
     backend: BackendOption = None,
-    dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
-    grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
-    short: Annotated[bool, typer.Option(help="The short form (under 10 s) that runs before every run.")] = False,
+    dilation: DilationOption = "auto",
+    grain: GrainOption = "pacing",
+    short: Annotated[
+        bool, typer.Option("--short", help="The short form (under 10 s) that runs before every run.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""

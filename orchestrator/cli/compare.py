@@ -31,7 +31,8 @@ from orchestrator.runs.find import baseline_last, find_runs
 def command(
     runs: Runs,
     baseline: Annotated[
-        str | None, typer.Option(help="Method or run that speed-ups refer to; fedavg, or the first, if not given.")
+        str | None,
+        typer.Option(help="Speed-ups are over this method or run.", show_default="fedavg, or else the first method"),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every figure of every run, and all notes.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves of all runs to this file.")] = None,
@@ -49,7 +50,7 @@ def command(
     title: Titles = True,
     as_json: Json = False,
 ) -> None:
-    """Put RUNS side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
+    """Put runs side by side: time to target, rounds, stragglers, bytes, and how far the figures can be trusted.
 
     Runs of one method with different seeds are taken together, from three on with 95 % confidence intervals
     (Student's t)."""

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from edgebed.datasets.base import DATASETS
-from orchestrator.cli.arguments import Json
+from orchestrator.cli.arguments import Json, Overrides
 from orchestrator.cli.console import console, log, print_json
 from orchestrator.experiment import load
 from orchestrator.fleet.spec.profile import fleet_of
@@ -18,9 +18,9 @@ from orchestrator.runs.data import count_labels, label_table, share_out
 
 def command(
     experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment file. Without it, data sets are listed.")
+        Path | None, typer.Argument(help="The experiment file. Without it, data sets are listed.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change a key: partition.alpha=0.1.")] = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """List the data sets, or show how many samples of each class every device of an experiment gets."""

@@ -28,12 +28,11 @@ from orchestrator.runs.speed import measured_index
 
 
 def command(
-    fleet: Annotated[Path | None, typer.Option(help="A fleet file, to check which of its devices fit.")] = None,
+    fleet: Annotated[Path | None, typer.Option(help="Check which devices of this fleet file fit here.")] = None,
     backend: BackendOption = None,
     as_json: Json = False,
 ) -> None:
-    """Check this host without starting anything. Exit code 1 if something is missing that the backend (default: local)
-    or the fleet needs."""
+    """Check what this host can do; start nothing. Exit code 1 if the backend or the fleet lacks something."""
     spec = load_fleet(fleet) if fleet else None
     backend = backend or (spec.backend if spec else DEFAULT)
     needs = backend_class(backend).needs

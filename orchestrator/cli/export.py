@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgebed.errors import UsageError
+from orchestrator.cli.arguments import Run
 from orchestrator.cli.console import log, show
 from orchestrator.export.columns import write_csv, write_parquet
 from orchestrator.export.spans import write_spans
@@ -16,29 +17,24 @@ from orchestrator.records.account import load_summary
 from orchestrator.records.reader import read
 from orchestrator.records.run_index import sort
 from orchestrator.records.shown.metrics import exposition
-from orchestrator.runs.find import complete_run, find_run
+from orchestrator.runs.find import find_run
 
 
 def command(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of a run, its id under EDGEBED_RUNS (./runs), or a pattern that matches only one run.",
-            autocompletion=complete_run,
-        ),
-    ],
+    run: Run,
     csv: Annotated[Path | None, typer.Option(help="Folder for one CSV file per type of record.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per type of record.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event file.")] = None,
     prometheus: Annotated[Path | None, typer.Option(help="File for metrics in Prometheus' text format.")] = None,
     otlp: Annotated[
-        str | None, typer.Option(help="OpenTelemetry spans: a collector's http://…/v1/traces, or a file.")
+        str | None,
+        typer.Option(metavar="<url|path>", help="OpenTelemetry spans: a collector's http://…/v1/traces, or a file."),
     ] = None,
 ) -> None:
     """Write the records of RUN for other tools, in one or several formats. For Perfetto, use the run's trace.json."""
     folder = find_run(run)
     if not any((csv, parquet, tensorboard, prometheus, otlp)):
-        raise UsageError("no format", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
+        raise UsageError("no format was named", hint="give --csv, --parquet, --tensorboard, --prometheus or --otlp")
     with log.status("reading records"):
         records = read(folder / "records.jsonl")
     if csv is not None:

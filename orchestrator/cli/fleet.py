@@ -14,9 +14,17 @@ from rich.status import Status
 from rich.table import Table
 
 from edgebed.errors import FleetError, UsageError
-from orchestrator.cli.arguments import BackendOption, Broker, BrokerCA, BrokerUsers, Json, own_broker
+from orchestrator.cli.arguments import (
+    BackendOption,
+    Broker,
+    BrokerCA,
+    BrokerUsers,
+    DilationOption,
+    GrainOption,
+    Json,
+    own_broker,
+)
 from orchestrator.cli.console import columns, console, log, print_json, print_whole
-from orchestrator.experiment import Grain
 from orchestrator.fleet.backends import check_backend
 from orchestrator.fleet.base import Enforcement, Held
 from orchestrator.fleet.host import cpus as host_cpus
@@ -39,8 +47,8 @@ commands = typer.Typer(help="Start, show and stop a throttled fleet without a ru
 def up(
     fleet: Fleet,
     backend: BackendOption = None,
-    dilation: Annotated[str, typer.Option(help="auto, off, or a factor of at least 1.")] = "auto",
-    grain: Annotated[Grain, typer.Option(help="quota, period or pacing: how CPU quotas are divided.")] = "pacing",
+    dilation: DilationOption = "auto",
+    grain: GrainOption = "pacing",
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
@@ -125,7 +133,8 @@ def ls(as_json: Json = False) -> None:
 def push_image(
     fleet: Fleet,
     to: Annotated[
-        list[str] | None, typer.Option(help="A node's engine: ssh://user@host or unix:///path; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="<url>", help="A node's engine: ssh://user@host or unix:///path. Repeatable."),
     ] = None,
 ) -> None:
     """Bring the agent's image to the nodes of a Swarm.

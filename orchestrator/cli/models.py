@@ -15,7 +15,7 @@ from edgebed.errors import UsageError, said
 from edgebed.models.costs import ModelCosts, model_costs
 from edgebed.models.staged import MODELS
 from edgebed.wire.settings import LearningTask
-from orchestrator.cli.arguments import Json
+from orchestrator.cli.arguments import Classes, Json, Shape, parse_shape
 from orchestrator.cli.console import columns, log, print_json, print_whole, show
 from orchestrator.files.plugged import take_in, with_networks
 from orchestrator.files.yaml_file import parse
@@ -26,34 +26,37 @@ def command(
     network: Annotated[
         str,
         typer.Argument(
-            help="One model: FILE.py:CLASS of your own, a classifier of torchvision, or one that is listed."
+            help="One model: FILE.py:CLASS of your own, a classifier of torchvision, or one of the list. Default: all."
         ),
     ] = "",
     stages: Annotated[int | None, typer.Option(min=1, max=64, help="Cut NETWORK into at most so many stages.")] = None,
     model: Annotated[
         str,
         typer.Option(
-            help="One model by name. Default: all.",
+            help="One model of the list.",
             autocompletion=lambda incomplete: [name for name in MODELS.names() if name.startswith(incomplete)],
         ),
     ] = "",
-    options: Annotated[list[str] | None, typer.Option("--set", help="An option of --model: key=value.")] = None,
-    data_shape: Annotated[str, typer.Option(help="Shape of one sample, CxHxW.")] = "3x32x32",
-    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="<key=value>", help="Change an option of the model: widths=[8,16]. Repeatable."),
+    ] = None,
+    shape: Shape = "3x32x32",
+    data_shape: Annotated[str, typer.Option(hidden=True)] = "",  # what --shape was called in version 0.2
+    classes: Classes = 10,
     batch: Annotated[int, typer.Option(min=2, help="Batch size.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List models with parameters, operations and feature bytes per cut."""
     if model and network:
-        raise UsageError(f"{network} and --model {model}", hint="name one model")
+        raise UsageError(f"{network} and --model {model} are two models", hint="name one model")
     one = spec_of(network, stages) if network else {"name": model} if model else {}
     if options and not one:
-        raise UsageError("--set without --model", hint="name the model that has these options")
-    shape = parse_shape(data_shape)
+        raise UsageError("--set needs a model", hint="name the model that has these options")
     specs = [one | parse_options(options or [])] if one else [{"name": name} for name in MODELS.names()]
     take_in(*with_networks([], specs))
     with log.status("counting"):
-        costs = list(_counted(specs, shape, classes, batch, refuse=bool(one)))
+        costs = list(_counted(specs, parse_shape(data_shape or shape), classes, batch, refuse=bool(one)))
     if as_json:
         print_json(msgspec.to_builtins(costs))
         return
@@ -68,7 +71,7 @@ def spec_of(network: str, stages: int | None) -> dict[str, Any]:
     file, colon, cls = network.rpartition(":")
     if network in MODELS.names():
         if stages is not None:
-            raise UsageError(f"--stages: {network} has stages of its own", hint="leave it away")
+            raise UsageError(f"--stages: {network} has stages of its own", hint="leave --stages out")
         return {"name": network}
     chosen: dict[str, Any] = {"file": file, "class": cls} if colon else {"torchvision": network}
     return chosen if stages is None else {**chosen, "stages": stages}
@@ -87,21 +90,13 @@ def _counted(
             log.print(f"left out: {said(error)}")
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Parse `3x32x32`. Raises UsageError."""
-    parts = text.lower().split("x")
-    if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise UsageError(f"--data-shape {text!r} is not a shape", hint="give channels, height and width, as in 3x32x32")
-    return tuple(int(part) for part in parts)
-
-
 def parse_options(texts: list[str]) -> dict[str, Any]:
     """Parse texts `key=value`, with values in YAML. Raises UsageError."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or key == "name":
-            raise UsageError(f"--set {text!r}", hint="write key=value, as in widths=[8,16,32]")
+            raise UsageError(f"--set {text!r} is not key=value", hint="write key=value, as in widths=[8,16,32]")
         found[key], _ = parse(value, Path(f"--set {text}"))
     return found
 

@@ -26,7 +26,7 @@ def notice(url: str | None, experiment: str, say: Callable[[str], None]) -> Iter
         UsageError: not an address of HTTP.
     """
     if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc):
-        raise UsageError(f"--notify {url!r} is no address of HTTP", hint="give https://host/path")
+        raise UsageError(f"--notify {url!r} is not an HTTP address", hint="give https://host/path")
     folders: list[Path] = []
     ended, why = "failed", ""
     try:

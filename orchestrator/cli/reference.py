@@ -16,7 +16,7 @@ from rich.table import Table
 from edgebed.device.pieces import BATCH, FIRST, JOINED, STEP
 from edgebed.errors import UsageError
 from edgebed.wire.topics import check_name
-from orchestrator.cli.arguments import BackendOption
+from orchestrator.cli.arguments import BackendOption, Quiet
 from orchestrator.cli.console import columns, console, log, show
 from orchestrator.cli.run import watching
 from orchestrator.experiment import load
@@ -30,13 +30,15 @@ from orchestrator.references.layer_profile import measure
 from orchestrator.references.recording import record as make
 from orchestrator.references.reference import SUFFIX, Reference, known_references, load_reference, save_reference
 from orchestrator.runs import session
+from orchestrator.runs.find import complete_run, find_run
 from orchestrator.runs.request import Request
 from orchestrator.runs.signals import run_to_end
 
 RECORDED = [shipped("profiles") / "experiments" / f"{name}.yaml" for name in ("reference", "demo")]
 """The experiments whose pieces a recording knows, unless others are named."""
 
-Name = Annotated[str, typer.Argument(help=f"Name of a reference, or a file that ends in {SUFFIX}.")]
+REFERENCE = f"A reference: the name of one that comes with Edgebed, or a file that ends in {SUFFIX}."
+Name = Annotated[str, typer.Argument(help=REFERENCE)]
 
 
 commands = typer.Typer(help="Record and show references: what a device's CPU second is worth.", no_args_is_help=True)
@@ -44,18 +46,24 @@ commands = typer.Typer(help="Record and show references: what a device's CPU sec
 
 @commands.command()
 def record(
-    name: Annotated[str, typer.Argument(help="Of the reference.")],
+    name: Annotated[str, typer.Argument(help="Name of the new reference.")],
     experiments: Annotated[
-        list[Path] | None, typer.Argument(help="Experiments to run. Default: those that come with Edgebed.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="EXPERIMENT...", help="Experiment files to run.", show_default="those that come with Edgebed"
+        ),
     ] = None,
     run: Annotated[
-        list[Path] | None, typer.Option("--run", help="Record from this run's folder, and run nothing. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--run", metavar="RUN", help="Record from RUN, and run nothing. Repeatable.", autocompletion=complete_run
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Rounds of each method.")] = 6,
     backend: BackendOption = None,
     core: Annotated[str, typer.Option(help="What the core is, in words, for the file.")] = "",
-    out: Annotated[Path | None, typer.Option(help=f"The file. Default: NAME{SUFFIX} in this folder.")] = None,
-    quiet: Annotated[bool, typer.Option(help="Print only the result.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The file.", show_default=f"NAME{SUFFIX}")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run experiments at the speed of this host, and keep what each piece of the devices' work cost.
 
@@ -65,7 +73,7 @@ def record(
     try_file(path)
     said = {"core": core or platform.processor() or platform.machine()}
     if run:
-        runs = [sort(read(folder / "records.jsonl")) for folder in run]
+        runs = [sort(read(find_run(each) / "records.jsonl")) for each in run]
         made = make(name, runs, {}, said)
     else:
         with tempfile.TemporaryDirectory(prefix="edgebed-reference-") as folder, watching(quiet, live=False) as watch:
@@ -88,7 +96,10 @@ def record(
 
 @commands.command("show")
 def show_reference(
-    name: Annotated[str, typer.Argument(help="A reference. Default: lists those that come with Edgebed.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="REFERENCE", help=REFERENCE, show_default="list those that come with Edgebed"),
+    ] = "",
 ) -> None:
     """Print a reference."""
     if name:

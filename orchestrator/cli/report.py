@@ -21,13 +21,14 @@ def command(
     png: PngFile = None,
     figure: FigureName = None,
     round_: Annotated[
-        int | None, typer.Option("--round", min=1, help="The round that is drawn; that of median length if not given.")
+        int | None,
+        typer.Option("--round", min=1, help="Draw this round.", show_default="the round of median length"),
     ] = None,
     width: FigureWidth = "column",
     title: Titles = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write summary.json, calibration.json, report.html and trace.json of RUNS again from their records."""
+    """Write summary.json, calibration.json, report.html and trace.json of each RUN again from its records."""
     folders, paths = find_runs(runs), files(pdf, svg, png)
     check(paths, figure, OF_ONE_RUN)
     if len(folders) > 1 and paths:

@@ -14,10 +14,10 @@ from rich.table import Table
 from edgebed.errors import RunError, UsageError
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
-from orchestrator.cli.arguments import Json
+from orchestrator.cli.arguments import BackendOption, Json
 from orchestrator.cli.console import columns, console, print_json, say, show
 from orchestrator.files.shipped import shipped
-from orchestrator.fleet.backends import DEFAULT, choices
+from orchestrator.fleet.backends import DEFAULT
 from orchestrator.papers import fleet_runs, page, reproducing
 from orchestrator.papers.cells import gather
 from orchestrator.papers.counted import counted
@@ -43,13 +43,20 @@ def command(
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="digits (minutes), real (hours) or full (the paper's own size).")
+        str,
+        typer.Option(
+            metavar=f"<{'|'.join(SCALES)}>", help="Size: digits takes minutes, real hours; full is the paper's own."
+        ),
     ] = "digits",
-    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated. Default: those of the file.")] = None,
-    rows: Annotated[list[str] | None, typer.Option("--row", help="Only these rows (and the baseline).")] = None,
-    columns: Annotated[list[str] | None, typer.Option("--column", help="Only these columns.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="<1,2,3>", help="Seeds.", show_default="those of the file")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", help="Only this row, and the baseline. Repeatable.")
+    ] = None,
+    columns: Annotated[list[str] | None, typer.Option("--column", help="Only this column. Repeatable.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that are computed at a time, each by one thread.")] = 1,
-    cells: Annotated[str, typer.Option(help="Compute the i-th of n parts of the cells, as in 1/4.")] = "1/1",
+    cells: Annotated[str, typer.Option(metavar="<1/4>", help="Compute only this part of the cells.")] = "1/1",
     results: Annotated[Path, typer.Option(help="The folder of the cells' files.")] = RESULTS,
     gathered: Annotated[
         list[Path] | None, typer.Option("--gather", help="Take in the cells of another machine's folder. Repeatable.")
@@ -58,16 +65,17 @@ def command(
         bool, typer.Option("--check", help="Compute the first rounds of the cells again, and compare.")
     ] = False,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="With --check: so many cells, at random and wholly.")
+        int | None,
+        typer.Option(min=1, help="With --check: only so many cells, drawn at random; all their rounds."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="With --sample: of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="With --sample: seed of the draw.")] = 0,
     write_page: Annotated[
         bool, typer.Option("--page", help="Write docs/results.md; with --check, only compare it.")
     ] = False,
     throttled: Annotated[
         bool, typer.Option("--throttled", help="Run on the throttled fleet instead of simulating it.")
     ] = False,
-    backend: Annotated[str | None, typer.Option(help=f"With --throttled: {choices()}.")] = None,
+    backend: BackendOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what is there.")] = False,
     share: Annotated[
         bool, typer.Option("--share", help="Train once for cells that learn the same and differ in times alone.")
@@ -84,7 +92,7 @@ def command(
         _check(name, selection, results, sample, seed, jobs)
     elif name is not None:
         if share and (fresh or throttled):
-            raise UsageError("--share with --fresh or --throttled", hint="leave out one of them")
+            raise UsageError("--share does not work with --fresh or --throttled", hint="leave out one of them")
         at = Place(results, runs_folder() / "cells")
         _table_of(name, selection, at, jobs, throttled, backend, fresh=fresh, share=share, as_json=as_json)
     elif not gathered:
@@ -164,14 +172,14 @@ def _scale(text: str) -> ScaleName:
     for scale in SCALES:
         if scale == text:
             return scale
-    raise UsageError(f"--scale {text!r}{nearest(text, SCALES)}", hint=f"choose one of: {', '.join(SCALES)}")
+    raise UsageError(f"there is no scale {text!r}{nearest(text, SCALES)}", hint=f"choose one of: {', '.join(SCALES)}")
 
 
 def parse_part(text: str) -> tuple[int, int]:
     """`2/4` is the second of four parts."""
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"--cells {text!r}", hint="give the part and their number: 1/4, 2/4, 3/4, 4/4")
+        raise UsageError(f"--cells {text!r} is not a part", hint="give the part and the number of parts: 1/4 to 4/4")
     return int(number), int(of)
 
 
@@ -188,7 +196,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text!r}", hint="give whole numbers separated by commas: 1,2,3") from None
+        raise UsageError(f"--seeds {text!r} is not a list of whole numbers", hint="write 1,2,3") from None
 
 
 def _tables() -> Iterator[Path]:

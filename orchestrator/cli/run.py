@@ -20,7 +20,11 @@ from orchestrator.cli.arguments import (
     BrokerCA,
     BrokerUsers,
     ComparisonJson,
+    Methods,
     Overrides,
+    PageHost,
+    PagePort,
+    PageToken,
     Plugins,
     Quiet,
     Seeds,
@@ -52,32 +56,33 @@ R = TypeVar("R", session.Request, SimulationRequest)
 
 SpeedOption = Annotated[
     str | None,
-    typer.Option(help="host: compute time is measured; 'reference NAME': it is held to that of a named core."),
+    typer.Option(
+        metavar="<host|reference NAME>",
+        help="Whose speed a device's CPU second has: this host's, or that of a recorded core.",
+        show_default="that of the fleet file, or host",
+    ),
 ]
-Methods = Annotated[list[str] | None, typer.Option(help="Run only these methods of the file. Repeatable.")]
 Resume = Annotated[
     str | None,
     typer.Option(
-        help="Continue the experiment of this run (folder or id); --set training.rounds=… extends it.",
+        metavar="RUN",
+        help="Continue the experiment of RUN; --set training.rounds=… extends it.",
         autocompletion=complete_run,
     ),
 ]
 PlanOf = Annotated[
     str | None,
-    typer.Option(help="Repeat the assignments that this run recorded (folder or id).", autocompletion=complete_run),
+    typer.Option(metavar="RUN", help="Repeat the assignments that RUN recorded.", autocompletion=complete_run),
 ]
 LogFile = Annotated[Path | None, typer.Option(help="Append a line per event with run, round and device as key=value.")]
 NotifyUrl = Annotated[
-    str | None, typer.Option(help="When all is over, or has failed, send a POST with the results to this URL.")
-]
-PageToken = Annotated[
-    str,
-    typer.Option(envvar="EDGEBED_TOKEN", help="See `edgebed dashboard --token`. `ps` does not show EDGEBED_TOKEN."),
+    str | None,
+    typer.Option(metavar="<url>", help="When all is over, or has failed, send a POST with the results to this URL."),
 ]
 
 
 def command(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment file.")] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment file; none with --resume.")] = None,
     backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
@@ -91,18 +96,18 @@ def command(
     plan: PlanOf = None,
     allow_uncalibrated: AllowUncalibrated = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Start nothing; say what dilation, time and memory it would take.")
+        bool, typer.Option("--estimate", help="Start nothing; print the dilation, time and memory it would take.")
     ] = False,
     as_json: ComparisonJson = False,
     quiet: Quiet = False,
     log_file: LogFile = None,
     notify: NotifyUrl = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the live page and print its address.")] = False,
-    dashboard_host: Annotated[str, typer.Option(help="See `edgebed dashboard --host`.")] = "127.0.0.1",
-    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
+    dashboard_host: PageHost = "127.0.0.1",
+    dashboard_port: PagePort = 0,
     dashboard_token: PageToken = "",
 ) -> None:
-    """Run every method of an EXPERIMENT on the same throttled fleet, and compare them."""
+    """Run every method of EXPERIMENT on the same throttled fleet, and compare them. `--resume RUN` continues one."""
     own = own_broker(broker, broker_ca, broker_users)
     request = _request(experiment, overridden(set_, seeds, speed=speed), plugin, method, resume, plan)
     if estimate:
@@ -110,7 +115,8 @@ def command(
         return
     if request.backend == SIMULATED:
         if backend or own or dashboard:
-            raise UsageError(f"{resume} is a simulation: it has no fleet, no broker and no live page")
+            text = f"{resume} is a simulation: it has no fleet, no broker and no live page"
+            raise UsageError(text, hint="leave out --backend, --broker and --dashboard")
         print_comparison(carry_out(resumed(request), quiet, log_file, simulate), as_json=as_json)
         return
     request = request.on(backend, own, allow_uncalibrated=allow_uncalibrated)
@@ -169,7 +175,7 @@ def _request(
         refuse_beside_resume(experiment, plugins, method, plan)
         return resume_request(find_run(resume), set_)
     if experiment is None:
-        raise UsageError("no experiment", hint="give an experiment file; `edgebed init DIR` writes one")
+        raise UsageError("no experiment was named", hint="give an experiment file; `edgebed init DIR` writes one")
     loaded = only_methods(checked(experiment, set_, plugins or ()), method, experiment)
     followed = None if plan is None else find_run(plan)
     return session.Request(loaded, experiment.resolve(), runs_folder(), plan=followed)

@@ -13,13 +13,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.arguments import Json
+from orchestrator.cli.arguments import Json, SomeRuns
 from orchestrator.cli.console import columns, console, log, print_json, print_whole
 from orchestrator.dashboard.run_list import make_card
 from orchestrator.records.recorder import is_being_written
 from orchestrator.records.types import Ending
 from orchestrator.records.words.formatting import accuracy, known, seconds, setting_texts
-from orchestrator.runs.find import complete_run, is_pattern, runs_folder
+from orchestrator.runs.find import is_pattern, runs_folder
 
 Status = Literal["running", "finished", "interrupted", "failed", "killed"]
 Key = Literal["id", "experiment", "method", "rounds", "accuracy", "time", "backend", "started", "status"]
@@ -44,10 +44,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def command(
-    patterns: Annotated[
-        list[str] | None,
-        typer.Argument(help="Beginnings of ids, or patterns ('mine*'). Default: all.", autocompletion=complete_run),
-    ] = None,
+    runs: SomeRuns = None,
     method: Annotated[str, typer.Option(help="Only runs of this method; a pattern.")] = "*",
     experiment: Annotated[str, typer.Option(help="Only runs of this experiment; a pattern.")] = "*",
     status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
@@ -59,7 +56,7 @@ def command(
     folder = runs_folder()
     with log.status("reading runs"):
         rows = [row for path in sorted(folder.glob("*/records.jsonl")) if (row := read_row(path)) is not None]
-    found = arranged(chosen(rows, patterns or [], method, experiment, status), sort, reverse=reverse)
+    found = arranged(chosen(rows, runs or [], method, experiment, status), sort, reverse=reverse)
     if as_json:
         print_json(msgspec.to_builtins(found))
     elif found:
@@ -98,8 +95,9 @@ def status_of(ending: Ending | None, *, writing: bool) -> Status:
 def chosen(
     rows: Iterable[ListedRun], patterns: Sequence[str], method: str, experiment: str, status: Status | None
 ) -> list[ListedRun]:
-    """Rows that match all filters, and at least one of the patterns if there are any."""
-    wanted = [each if is_pattern(each) else f"{each}*" for each in patterns] or ["*"]
+    """Rows that match all filters, and a pattern if there are any. Of a path its last part counts."""
+    names = [Path(each).name for each in patterns]
+    wanted = [each if is_pattern(each) else f"{each}*" for each in names] or ["*"]
     return [
         row
         for row in rows

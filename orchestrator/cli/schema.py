@@ -14,8 +14,10 @@ from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.models.trained_part import TrainedPart
 from edgebed.plugins import Plugin, Registry
+from orchestrator.cli.arguments import Plugins
 from orchestrator.cli.console import print_json
 from orchestrator.experiment import Experiment
+from orchestrator.files.plugged import given, take_in
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import load_yaml
 from orchestrator.fleet.spec.profile import FleetFile, ProfileFile
@@ -40,11 +42,13 @@ DRAFT, REF = "https://json-schema.org/draft/2020-12/schema", "#/$defs/"
 
 
 def command(
-    kind: Annotated[Kind, typer.Argument(help="experiment, fleet, profile or scenario.")] = "experiment",
+    kind: Annotated[Kind, typer.Argument(help="What the file describes.")] = "experiment",
+    plugin: Plugins = None,
 ) -> None:
     """Print the JSON Schema of a KIND of file, with what each method, model and data set accepts.
 
     An editor uses it for a file that begins with `# yaml-language-server: $schema=FILE`, as those of `edgebed init`."""
+    take_in(given(plugin or ()))
     print_json(schema(kind))
 
 

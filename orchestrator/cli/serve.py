@@ -16,34 +16,35 @@ from orchestrator.cli.arguments import (
     BrokerCA,
     BrokerUsers,
     Quiet,
+    Run,
     own_broker,
 )
 from orchestrator.cli.console import columns, console, log, print_json, say, show
 from orchestrator.records.words.formatting import known, percent, seconds
-from orchestrator.runs.find import complete_run, find_run, runs_folder
+from orchestrator.runs.find import find_run, runs_folder
 from orchestrator.runs.signals import run_to_end
 from orchestrator.serving.service import ServeRequest, serve
 
 
 def command(
-    run: Annotated[
-        str,
-        typer.Argument(help="A run of a method that trains exits: its folder or its id.", autocompletion=complete_run),
-    ],
+    run: Run,
     fleet: Annotated[Path | None, typer.Option(help="Another fleet file, with devices of the same names.")] = None,
     backend: BackendOption = None,
     broker: Broker = None,
     broker_ca: BrokerCA = None,
     broker_users: BrokerUsers = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second at every leaf.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second at every leaf.", show_default="that of the method's options"),
+    ] = None,
     requests: Annotated[int, typer.Option(help="Total number of requests.")] = 400,
     allow_uncalibrated: AllowUncalibrated = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print serving.json.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Serve requests on a throttled fleet with the exits that RUN trained."""
+    """Serve requests on a throttled fleet with the early-exit model of RUN."""
     if rate is not None and not 0 < rate < 1e6:
-        raise UsageError(f"--rate {rate}", hint="give a number of requests per second above 0")
+        raise UsageError(f"--rate {rate:g} is not a number of requests per second", hint="give a number above 0")
     wanted = ServeRequest(
         run=find_run(run),
         runs=runs_folder(),

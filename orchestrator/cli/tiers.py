@@ -14,8 +14,9 @@ from edgebed.datasets.shard import write_idle_shard
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, seeded
 from edgebed.wire.settings import Codec, LearningTask, Optimizer
-from orchestrator.cli.arguments import Json, numbers
+from orchestrator.cli.arguments import BACKENDS_SHOWN, Classes, Json, Model, Shape, numbers, parse_shape
 from orchestrator.cli.console import columns, log, print_json, print_whole
+from orchestrator.fleet.backends import DEFAULT
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, Limits, ProfileSpec
 from orchestrator.papers import tiers
@@ -26,22 +27,21 @@ from orchestrator.training.costs import profile_cuts
 
 
 def command(
-    model: Annotated[str, typer.Option(help="A staged model; see `edgebed models`.")] = "resnet56",
-    quotas: Annotated[str, typer.Option(help="CPU quotas, comma-separated.")] = "0.2,0.5,1.0",
+    model: Model = "resnet56",
+    quotas: Annotated[str, typer.Option(metavar="<0.2,0.5>", help="CPU quotas.")] = "0.2,0.5,1.0",
     count: Annotated[
-        int, typer.Option("--tiers", help="M: the deepest M cuts are measured; 7: read as both sixes.")
+        int, typer.Option("--tiers", help="Measure so many of the deepest cuts. 7 gives two tables of six.")
     ] = 6,
-    backend: Annotated[str, typer.Option(help="docker or local.")] = "docker",
+    backend: Annotated[str, typer.Option(metavar=BACKENDS_SHOWN, help="What starts the device.")] = DEFAULT,
     batch: Annotated[int, typer.Option(help="Batch size. A step must last many quota periods of 100 ms.")] = 100,
     repeats: Annotated[int, typer.Option(help="Tasks per tier and quota; the median is used.")] = 3,
-    shape: Annotated[str, typer.Option(help="Input shape CxHxW.")] = "3x32x32",
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    shape: Shape = "3x32x32",
+    classes: Classes = 10,
     as_json: Json = False,
 ) -> None:
-    """Measure the device-side time of every tier at several CPU quotas, beside the paper's figures."""
-    size = tuple(int(side) for side in numbers(shape, "x", "--shape"))
+    """Measure the device-side time of every tier at several CPU quotas, beside table 2 of the DTFL paper."""
     shares = numbers(quotas, ",", "--quotas")
-    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(size, classes)
+    plugin, task = MODELS.create({"name": model}, "--model"), LearningTask(parse_shape(shape), classes)
     plugin.check_takes(task)
     net = seeded(lambda: plugin.build(task), 0)
     cuts = list(range(len(net) - count, len(net)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -59,9 +60,9 @@ def checked(
     if first:
         later = _part_mistakes(experiment, path, wrong, fleet, everything=False)
         refuse([*first, *_with_lines(later, lines)], path)
-    for setting, seed in experiment.parts[:: len(experiment.all_seeds)]:
-        later = _part_mistakes(experiment.part(setting, seed), path, wrong, fleet, everything=everything)
-        refuse(_with_lines(later, lines), path)
+    parts = experiment.parts[:: len(experiment.all_seeds)]
+    each = (_part_mistakes(experiment.part(*part), path, wrong, fleet, everything=everything) for part in parts)
+    refuse(_with_lines(chain.from_iterable(each), lines), path)
     return experiment
 
 

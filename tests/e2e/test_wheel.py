@@ -51,7 +51,7 @@ def test_everything_is_found_without_the_tree(installed: Installed) -> None:
     assert all(Path(file).is_relative_to(installed.packages) for file in files.split())
     assert installed("edgebed", "--version").startswith("edgebed ")
     assert "dtfl-table3" in installed("edgebed", "reproduce")
-    assert "--broker" in installed("edgebed-agent", "--help")
+    assert "--broker" in installed("edgebed-agent", "device", "--help")
     image = "from orchestrator.fleet.docker.image import content, tag_of; print(tag_of(content()))"
     assert installed("python", "-c", image).strip() == tag_of(content())
 

@@ -15,6 +15,9 @@ from edgebed.typed import mistakes
 from orchestrator.cli import build
 from orchestrator.experiment import load
 from orchestrator.files.shipped import shipped
+from tests.strangers import alone, write_file
+
+__all__ = ["alone"]
 
 SIX = """\
 name: my run
@@ -69,6 +72,46 @@ def test_mistakes_of_a_later_setting_are_found(tmp_path: Path) -> None:
     path.write_text("name: x\nfleet: desk-5\nmethods: [{name: fedavg}]\nsweep: {training.quorum: [1, 77]}\n")
     done = CliRunner().invoke(build("check"), ["check", str(path)])
     assert "training.quorum is 77" in str(done.exception)
+
+
+def test_mistakes_of_all_settings_are_told_at_once_and_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    begin = "name: x\nfleet: desk-5\nmethods: [{name: fedavg}]\nsweep:\n  training.seed: [1, 2]\n"
+    for sweep, wrong in (
+        ("training.quorum: [77, 1, 88]\n  training.batch_size: [16, 32]\n", ("quorum is 77", "quorum is 88")),
+        ("training.rounds: [0, 1, -1]\n  training.batch_size: [16, 32]\n", ("rounds is 0", "rounds is -1")),
+    ):
+        path.write_text(begin.replace("training.seed: [1, 2]", sweep.rstrip()))
+        done = CliRunner().invoke(build("check"), ["check", str(path)])
+        assert isinstance(done.exception, Mistakes)
+        assert len(done.exception.each) == len(wrong)
+        assert all(text in str(each) for text, each in zip(wrong, done.exception.each, strict=True))
+
+
+def test_a_profile_file_is_checked_as_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("cpus: 0.5\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 512\n")
+    assert CliRunner().invoke(build("check"), ["check", str(path)]).stdout == f"{path}: no mistakes; cpus: 0.5\n"
+    path.write_text("cpus: 0.5\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mb: 512\n")
+    done = CliRunner().invoke(build("check"), ["check", str(path)])
+    assert f"{path}:4: " in str(done.exception)
+    assert "memory_mib" in str(done.exception)
+
+
+def test_check_and_schema_know_a_plug_in(tmp_path: Path) -> None:
+    plugin, path = write_file(tmp_path), tmp_path / "x.yaml"
+    path.write_text("name: x\nfleet: desk-5\nmethods: [{name: stranger}]\n")
+    assert CliRunner().invoke(build("check"), ["check", str(path)]).exception is not None
+    done = CliRunner().invoke(build("check"), ["check", str(path), "--plugin", str(plugin)])
+    assert done.exit_code == 0, done.exception
+    shown = CliRunner().invoke(build("schema"), ["schema", "experiment", "--plugin", str(plugin)])
+    assert '"const": "stranger"' in shown.stdout
+
+
+def test_simulate_names_the_command_that_resumes() -> None:
+    done = CliRunner().invoke(build("simulate"), ["simulate", "--resume", "demo-1"])
+    assert isinstance(done.exception, UsageError)
+    assert "edgebed run --resume demo-1" in done.exception.hint
 
 
 def test_a_mistake_of_the_model_is_told_once_for_all_methods(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ def test_a_model_that_cannot_take_the_shape_is_left_out_of_the_list_and_refused_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MODELS, "names", lambda: ["cnn-mnist", "cnn-small"])
-    listed = CliRunner().invoke(build(), ["models", "--json", "--data-shape", "1x8x8", "--batch", "2"])
+    listed = CliRunner().invoke(build(), ["models", "--json", "--shape", "1x8x8", "--batch", "2"])
     names = {one["name"] for one in json.loads(listed.stdout)}
     assert names == {"cnn-small"}
-    named = CliRunner().invoke(build(), ["models", "--model", "cnn-mnist", "--data-shape", "1x8x8"])
+    named = CliRunner().invoke(build(), ["models", "--model", "cnn-mnist", "--shape", "1x8x8"])
     assert isinstance(named.exception, UsageError)
     assert "16x16" in named.exception.hint
 
@@ -121,7 +121,7 @@ def test_the_command_prints_the_figures_as_a_table_and_as_json() -> None:
     assert result.exit_code == 0
     assert "591,322" in result.stdout
     assert "26.2" in result.stdout
-    (one,) = json.loads(CliRunner().invoke(build(), [*arguments[:3], "--json", "--data-shape", "1x8x8"]).stdout)
+    (one,) = json.loads(CliRunner().invoke(build(), [*arguments[:3], "--json", "--shape", "1x8x8"]).stdout)
     assert (one["name"], one["input_shape"], len(one["cuts"])) == ("resnet56", [1, 8, 8], 8)
 
 
@@ -129,8 +129,9 @@ def test_the_command_prints_the_figures_as_a_table_and_as_json() -> None:
     "arguments",
     [
         ["--model", "vgg"],
-        ["--data-shape", "32x32"],
-        ["--data-shape", "3x32x0"],
+        ["--shape", "32x32"],
+        ["--shape", "3x32x0"],
+        ["--shape", "3xAx2"],
         ["--data-shape", "3xAx2"],
         ["--set", "widths=[1,2,3]"],
         ["--model", "resnet-tiny", "--set", "widths"],

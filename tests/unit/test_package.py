@@ -16,7 +16,7 @@ LOCKS = ROOT / "requirements"
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==([^\s;]+)([^\n]*)((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", re.MULTILINE)
 MODULES = {"PyYAML": "yaml", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
 EXTRA = {MODULES.get(name, name) for name in PROJECT["optional-dependencies"]["orchestrator"]} - {"torch"}
-AGENT = "from edge_agent.entry import main; sys.argv[1:] = ['--help']; main()"
+AGENT = "from edge_agent.entry import main; sys.argv[1:] = ['device', '--help']; main()"
 
 
 def without(packages: set[str], code: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +55,7 @@ def test_a_board_installs_no_torch_and_is_told_which_to_take() -> None:
 
 
 def test_a_board_joins_and_waits_without_loading_torch() -> None:
-    done = without({"torch"} | EXTRA, AGENT.replace("'--help'", "'join', '--help'"))
+    done = without({"torch"} | EXTRA, AGENT.replace("'device'", "'join'"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "--service" in done.stdout
 
