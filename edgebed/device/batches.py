@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgebed.datasets.shard import Shard
 from edgebed.methods.base import Batch
+from edgebed.methods.parts.exchange import batch_worth
 from edgebed.wire.messages import Assignment
 
 
@@ -16,7 +17,8 @@ class Batches(Protocol):
 
     Attributes:
         samples: of the shard.
-        drawn: sizes of the batches that the half has taken; `run_task` reads and clears it at every step.
+        drawn: sizes of the batches that the half has taken (`batch_worth`); `run_task` reads and clears it at every
+            step.
     """
 
     samples: int
@@ -30,7 +32,7 @@ class ShardBatches:
 
     Args:
         before: called before each batch is given out. It may raise to end the task.
-        after: called with the samples of a batch when the half asks for the next one.
+        after: called with the size of a batch when the half asks for the next one.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class ShardBatches:
         shard: Shard,
         assignment: Assignment,
         before: Callable[[], None] = lambda: None,
-        after: Callable[[int], None] = lambda samples: None,
+        after: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.samples, self.drawn = shard.samples, list[int]()
         self._shard, self._assignment, self._before, self._after = shard, assignment, before, after
@@ -47,8 +49,10 @@ class ShardBatches:
         wanted = self._assignment
         epochs = wanted.steps or wanted.epochs  # an epoch has at least one batch
         limits = (wanted.max_batches, wanted.seed, wanted.augment)
-        for batch in islice(self._shard.batches(wanted.batch_size, epochs, *limits), wanted.steps or None):
+        batches = islice(self._shard.batches(wanted.batch_size, epochs, *limits), wanted.steps or None)
+        for number, batch in enumerate(batches):
             self._before()
-            self.drawn.append(len(batch[1]))
+            size = batch_worth(wanted, number, len(batch[1]))
+            self.drawn.append(size)
             yield batch
-            self._after(len(batch[1]))
+            self._after(size)

@@ -1,7 +1,8 @@
 """The pieces of a task's work: what a device does between two moments at which it looks at its clocks. Pure.
 
 A piece has a kind and a size that is known when it ends, never before: samples of a batch, bytes of a body. Its cost is
-a function of them (`Cost`). The kinds:
+a function of them (`Cost`). Samples are those that a half says a batch is worth, where its batches do not all cost
+alike (`edgebed.methods.parts.exchange.batch_worth`). The kinds:
 
 | kind | work | size |
 |---|---|---|

@@ -18,6 +18,7 @@ from edgebed import methods as _package
 from edgebed.errors import EdgebedError, PluginError
 from edgebed.methods.parts.device_sampling import DRAWS
 from edgebed.methods.parts.evaluation import Score, evaluate
+from edgebed.methods.parts.exchange import WORTHS, Worth
 from edgebed.methods.parts.exchange import Contribution as Contribution
 from edgebed.methods.parts.exchange import Outcome as Outcome
 from edgebed.methods.parts.exchange import Outgoing as Outgoing
@@ -77,6 +78,7 @@ class Context(msgspec.Struct, frozen=True):
     costs: Mapping[int, CutCost]  # by cut; empty for a method whose `needs_costs` is false
     server_slots: int  # server halves that can really run at once
     devices: tuple[str, ...] = ()  # of the fleet in its order, present or not; empty where nobody knows
+    rounds: int = 0  # of the run; 0 where nobody knows
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -113,9 +115,12 @@ Resolve = Callable[[Assignment], Assignment]
 RESOLVES: dict[str, Resolve] = {}  # of objectives that leave a choice to the device
 
 
-def device_half(objective: str, *, head: bool, resolve: Resolve | None = None) -> Callable[[DeviceHalf], DeviceHalf]:
+def device_half(
+    objective: str, *, head: bool, resolve: Resolve | None = None, worth: Worth | None = None
+) -> Callable[[DeviceHalf], DeviceHalf]:
     """Register a device half under the objective that assignments name. `head`: it trains the head at its cut.
-    `resolve`, where the half leaves a choice to the device: the assignment of the work that comes of it."""
+    `resolve`, where the half leaves a choice to the device, or costs what another does: the assignment of the work that
+    it is charged as. `worth`, where batches do not all cost alike."""
 
     def register(half: DeviceHalf) -> DeviceHalf:
         if (other := HALVES.get(objective, half).__module__) != half.__module__:
@@ -126,6 +131,8 @@ def device_half(objective: str, *, head: bool, resolve: Resolve | None = None) -
             HEADLESS.add(objective)
         if resolve is not None:
             RESOLVES[objective] = resolve
+        if worth is not None:
+            WORTHS[objective] = worth
         return half
 
     return register

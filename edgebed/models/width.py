@@ -151,12 +151,29 @@ def width_groups(model: StagedModel) -> dict[str, Group]:
     return {root.name: Group(root.size, tuple(root.members)) for root in roots if not root.fixed}
 
 
+def logits_group(model: StagedModel) -> dict[str, Group]:
+    """The rows of the last layer, which make the logits, as a group; {} where the model does not end with a layer that
+    is known."""
+    modules = model.stages(0, len(model)).named_modules()
+    path, last = [(path, each) for path, each in modules if isinstance(each, (nn.Conv2d, nn.Linear))][-1]
+    members = tuple(Member(f"{path}.{name}", 0) for name, _ in last.named_parameters())
+    return {"logits": Group(model.classes, members)} if len(last.weight) == model.classes else {}
+
+
 # ---- choosing, cutting out, putting back -----------------------------------------------------------------------------
 
 
 def ordered_keep(groups: Groups, fraction: float) -> dict[str, tuple[int, ...]]:
     """The first channels of every group (HeteroFL), at least one of each."""
     return {name: tuple(range(kept_size(group, fraction))) for name, group in groups.items()}
+
+
+def window(groups: Groups, fraction: float, start: int) -> dict[str, tuple[int, ...]]:
+    """As many channels of every group, from `start` on and round its end (FedRolex)."""
+    return {
+        name: tuple(sorted((start + place) % group.size for place in range(kept_size(group, fraction))))
+        for name, group in groups.items()
+    }
 
 
 def random_keep(groups: Groups, fraction: float, generator: torch.Generator) -> dict[str, tuple[int, ...]]:
@@ -277,7 +294,7 @@ def _indices(groups: Groups, keep: Keep) -> dict[str, _Index]:
 
 def _take(value: Tensor, index: _Index) -> Tensor:
     for dim, kept in index.items():
-        value = value.index_select(dim, kept)
+        value = value.index_select(dim, kept.to(value.device))
     return value
 
 

@@ -18,6 +18,7 @@ from edgebed.device.pieces import Kinds, seconds
 from edgebed.limits.spec import Limits
 from edgebed.link.endpoint import CHUNK_BYTES
 from edgebed.link.peer import Sent
+from edgebed.methods.parts.exchange import batch_worth
 from edgebed.pacing import Earned
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost
@@ -83,7 +84,7 @@ def lateness(seen: TaskSeen, earned: Earned, limits: Limits) -> Lateness | None:
             if uploads:
                 chain.add(*kinds.uploading([stop - start]))
                 chain.upload(number)
-            chain.add(*kinds.ended(stop - start))
+            chain.add(*kinds.ended(batch_worth(assignment, number, stop - start)))
         chain.add(*kinds.finished())
         chain.add("update", seen.update.raw_bytes)
     except KeyError:

@@ -356,8 +356,8 @@ class MethodRun:
             for cost in costs.values() if not self._goes_on else ():
                 self._record(CutProfiled(now_ns(), **msgspec.structs.asdict(cost)))
         slots, devices = self._platform.server_slots, tuple(self._fleet.names)
-        spec = self._method.model_spec(self._experiment.model)
-        self._method.setup(Context(spec, model, costs, server_slots=slots, devices=devices))
+        spec, rounds = self._method.model_spec(self._experiment.model), self._experiment.training.rounds
+        self._method.setup(Context(spec, model, costs, slots, devices, rounds))
         await self._platform.prepare(self._method.context)
 
 

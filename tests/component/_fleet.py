@@ -77,12 +77,12 @@ def training(**wanted: Any) -> Training:
     return msgspec.convert({**defaults, **wanted}, Training)
 
 
-def method(spec: Mapping[str, object] | Method) -> Method:
+def method(spec: Mapping[str, object] | Method, rounds: int = 0) -> Method:
     """A method of the registry, or one of the test's own, ready to plan."""
     made = spec if isinstance(spec, Method) else METHODS.create(dict(spec))
     whole = model()
     costs = {cut: CutCost(cut, 1000 * cut, 8000 // cut, 0.01 * cut, 0.01 * (8 - cut)) for cut in whole.cuts_with_head}
-    made.setup(Context(MODEL, whole, costs, server_slots=1))
+    made.setup(Context(MODEL, whole, costs, server_slots=1, rounds=rounds))
     return made
 
 
@@ -233,7 +233,7 @@ class Fleet:
         costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs,
     ) -> Weights:
         """One run on this fleet, from the start or from a checkpoint; the weights at its end."""
-        begun = method(spec)
+        begun = method(spec, wanted.rounds)
         if saved is not None:
             begun.restore(saved.progress.method, saved.tensors)
         saved = saved or Saved(start_weights(), Progress(), {})

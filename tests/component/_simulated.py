@@ -166,7 +166,7 @@ async def _play(
             player.on_record(told)
 
     rounds = Loop(
-        method=method(spec),
+        method=method(spec, wanted.rounds),
         pool=driver,
         devices=fleet,
         training=wanted,

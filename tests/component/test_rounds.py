@@ -116,7 +116,7 @@ async def test_dtfl_of_one_device_is_plain_torch_to_the_bit(tmp_path: Path) -> N
         assert_same(await made.play(tier, training()), plain_dtfl(made.shards["dev-1"], 4, 2))
 
 
-@pytest.mark.parametrize("name", ["s2fl", "feddrop", "heterofl", "early-exit"])
+@pytest.mark.parametrize("name", ["s2fl", "feddrop", "heterofl", "fjord", "early-exit"])
 async def test_a_method_that_keeps_something_of_its_plan_repeats_a_recorded_one_to_the_bit(
     name: str, tmp_path: Path
 ) -> None:

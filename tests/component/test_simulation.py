@@ -43,6 +43,8 @@ METHODS = [
     {"name": "dtfl", "tier": 3, "overlap": False},
     {"name": "fedavg"},
     {"name": "splitfed", "cut": 2},
+    {"name": "fjord", "distil": True},
+    {"name": "heterofl"},
 ]
 SHARED = [{"name": "fedgkt", "cut": 2}, {"name": "s2fl", "cuts": [2], "sliding": False, "group": 3}]
 """Methods whose devices share a server half; without S²FL's sliding, for its cuts follow from what was measured.

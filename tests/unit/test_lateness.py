@@ -10,6 +10,7 @@ import pytest
 from edgebed.device.pieces import RECORDED
 from edgebed.limits.spec import Limits
 from edgebed.link.peer import Sent
+from edgebed.methods.fjord import worth
 from edgebed.pacing import Earned
 from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost
@@ -97,6 +98,19 @@ def test_a_frozen_device_earns_nothing_and_is_not_early_without_end() -> None:
     assert judged(seen(DUE_S + 1.0), frozen).late_s == pytest.approx(0.0, abs=1e-6)
     for_ever = earned((0.0, CPUS), (START_S + 0.4, 0.0))
     assert judged(seen(), for_ever).early_s == 0.0
+
+
+def test_batches_are_due_by_what_they_are_worth() -> None:
+    """FjORD: of four batches of 32 samples two have a width that costs a quarter."""
+    linear = COSTS | {kind: Cost(((1, 0.001), (64, 0.064)), RECORDED) for kind in ("first batch", "batch")}
+    told = {"sizes": [{}, {}], "costs": [0.25, 1.0], "distil": False}
+    works = (
+        msgspec.structs.replace(seen().assignment, objective="fjord", options=told, seed=seed) for seed in range(50)
+    )
+    work = next(each for each in works if sorted(worth(each, n, 32) for n in range(4)) == [8, 8, 32, 32])
+    found = judged(seen(START_S + 0.08 / CPUS, assignment=work, costs=linear))
+    assert (found.late_s, found.early_s) == pytest.approx((0.0, 0.0), abs=1e-6)
+    assert judged(seen(START_S + 0.128 / CPUS, assignment=work, costs=linear)).late_s > 0.04
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import torch
 
 from edgebed.errors import UsageError
 from edgebed.methods.base import METHODS, Context, Contribution, Outcome, Plan
-from edgebed.methods.heterofl import window
 from edgebed.methods.parts.submodels import SubModels
 from edgebed.models.costs import stage_flops, width_costs
 from edgebed.models.staged import MODELS, StagedModel
-from edgebed.models.width import Group, kept_size, narrow_model, ordered_keep, width_groups
+from edgebed.models.width import Group, kept_size, narrow_model, ordered_keep, width_groups, window
 from edgebed.wire.messages import Report
 from edgebed.wire.settings import LearningTask
 from orchestrator.testing.rounds import SCHEDULE, WIDTHS, make_method, play, small_model, view
@@ -207,7 +206,8 @@ def test_per_coordinate_by_hand(name: str, aggregate: str, shared: float) -> Non
 @pytest.mark.parametrize("name", ["feddrop", "heterofl"])
 async def test_at_full_width_it_is_fedavg(name: str) -> None:
     before, sizes = small_model().weights(), {"a": 10, "b": 5}
-    ours = await play(ready(name, widths=[1.0]), before, sizes, range(2))
+    plainly = {"heterofl": {"static_norm": False, "masked_loss": False, "aggregate": "samples"}}.get(name, {})
+    ours = await play(ready(name, widths=[1.0], **plainly), before, sizes, range(2))
     plain = await play(make_method("fedavg"), before, sizes, range(2))
     assert all(torch.equal(ours[key], plain[key]) for key in before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,19 @@ from edgebed.wire.messages import Assignment, Report
 Origin = Literal["none", "new", "kept", "restored"]
 """What a half began with of the device state: its method keeps none; there was none, or it is gone; what the device had
 kept; the server's copy."""
+
+Worth = Callable[[Assignment, int, int], int]
+"""Of an assignment, the number of a batch (0, 1, …) and its samples: with how many samples a batch of the work that the
+assignment is charged as (`base.real_work`) costs as much."""
+
+WORTHS: dict[str, Worth] = {}  # of objectives whose batches do not all cost alike
+
+
+def batch_worth(assignment: Assignment, number: int, samples: int) -> int:
+    """The size by which batch `number` is charged: its samples, unless its half says otherwise."""
+    worth = WORTHS.get(assignment.objective)
+    return samples if worth is None else worth(assignment, number, samples)
+
 
 UNMEASURED = Report(0, 0, 0.0, 0.0, 0.0, None, 0, 0.0, 0, 0.0, 0.0)
 
