@@ -23,7 +23,7 @@ PAPER_SERVER = (1.00, 0.82, 0.65, 0.51, 0.33, 0.20)
 
 def readings(cuts: Sequence[int]) -> list[Sequence[int]]:
     """The cuts of the tables to print. The paper's table 2 has six tiers of seven cuts and does not say which: table 11
-    has the deepest six, its server row fits the first six (docs/benchmarks.md). So seven cuts give both."""
+    has the deepest six, its server row fits the first six (docs/evidence/limits.md). So seven cuts give both."""
     six = len(PAPER_DEVICE)
     return [cuts[:six], cuts[-six:]] if len(cuts) == six + 1 else [cuts]
 

@@ -12,7 +12,7 @@ PAGES = [
     ROOT / "README.md",
     *(ROOT / f"{name}.md" for name in ("AGENTS", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
     ROOT / "benchmarks" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = "edgebed|orchestrator|edge_agent|profiles|tests|benchmarks|docker|examples"
 WRITTEN_BY_THE_READER = {"net.py", "fedavgm.py", "my_method.py", "my_splitfed.py", "random.py", "sensors.py"}
