@@ -222,7 +222,7 @@ def test_no_hint_or_page_has_somebody_install_edgebed_from_an_index() -> None:
     """The name could be somebody else's there, and his program would run as root on boards."""
     root = Path(__file__).parents[2]
     texts = [path for folder in ("edgebed", "orchestrator", "edge_agent") for path in (root / folder).rglob("*.py")]
-    for path in [*texts, *(root / "docs").glob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]:
+    for path in [*texts, *(root / "docs").rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]:
         found = re.search(r"pip install[^\n`]*[ '\"]edgebed([\[=<>~'\"` ]|$)", path.read_text(), re.M)
         assert found is None, f"{path}: {found}"
 
