@@ -39,7 +39,7 @@ PLAYED = {
     "docs/howto/scenario.md": Played(makes=("lab/records/scenario_step.csv",), rounds=5),
     "docs/howto/resume.md": Played(fleet=True),
     "docs/howto/export.md": Played(
-        makes=("table.tex", "figures.pdf", "target.svg", "compare.html", "runs.csv", "runs/*/report.html")
+        makes=("table.tex", "figures.pdf", "curve.svg", "compare.html", "runs.csv", "runs/*/report.html")
         + ("records/round_finished.csv", "parquet/device_done.parquet", "metrics.prom", "spans.json", "board/*")
     ),
     "docs/howto/own-broker.md": Played(fleet=True, needs="mosquitto"),

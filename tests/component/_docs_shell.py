@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def quick(arguments: Sequence[str], rounds: int) -> list[str]:
 
 
 class Shell:
-    """An empty folder with `profiles` and `results` of the tree, in which a reader works through a page."""
+    """An empty folder with `profiles` of the tree and a copy of its `results`, in which a reader works through a page."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder / "reader"
@@ -62,7 +63,7 @@ class Shell:
         for made in (self.folder, programs):
             made.mkdir()
         (self.folder / "profiles").symlink_to(ROOT / "profiles")
-        (self.folder / "results").symlink_to(ROOT / "results")
+        shutil.copytree(ROOT / "results", self.folder / "results")
         shown = {"python": sys.executable, "root": str(ROOT), "rounds": rounds, "no_calibration": NO_CALIBRATION}
         for name, text in {"edgebed": EDGEBED.format(**shown), "python": PYTHON.format(**shown)}.items():
             self._program(programs / name, text)
