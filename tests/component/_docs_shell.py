@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -77,9 +78,10 @@ class Shell:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """End what a block that failed has left: a broker, a standing fleet."""
-        for process in psutil.process_iter(["cwd", "environ"]):
+        for process in psutil.process_iter(["environ"]):
             if (process.info["environ"] or {}).get("XDG_STATE_HOME") == self.env["XDG_STATE_HOME"]:
-                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGTERM)
 
     @staticmethod
     def _program(path: Path, text: str) -> None:
