@@ -32,7 +32,7 @@ class Block:
 
     @property
     def script(self) -> str:
-        """Its commands. Of a transcript those behind a `$`, with their continued lines, and nothing that was printed."""
+        """Its commands. Of a transcript those behind a `$`, with their continued lines, and nothing of the output."""
         lines = self.body.splitlines()
         if not any(line.startswith("$ ") for line in lines):
             return self.body

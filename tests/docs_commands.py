@@ -24,7 +24,7 @@ class Played:
     """
 
     makes: tuple[str, ...] = ()
-    rounds: int = 2
+    rounds: int = 1
     after: tuple[str, ...] = ()
     fleet: bool = False
     needs: str = ""
@@ -37,13 +37,15 @@ PLAYED = {
     "docs/howto/boards-beside-containers.md": Played(),
     "docs/howto/swarm.md": Played(),
     "docs/howto/scenario.md": Played(makes=("lab/records/scenario_step.csv",), rounds=5),
-    "docs/howto/resume.md": Played(fleet=True),
+    "docs/howto/resume.md": Played(rounds=2, fleet=True),
     "docs/howto/export.md": Played(
-        makes=("table.tex", "figures.pdf", "curve.svg", "compare.html", "runs.csv", "runs/*/report.html")
-        + ("records/round_finished.csv", "parquet/device_done.parquet", "metrics.prom", "spans.json", "board/*")
+        makes=(
+            *("table.tex", "figures.pdf", "curve.svg", "compare.html", "runs.csv", "runs/*/report.html"),
+            *("records/round_finished.csv", "parquet/device_done.parquet", "metrics.prom", "spans.json", "board/*"),
+        )
     ),
     "docs/howto/own-broker.md": Played(fleet=True, needs="mosquitto"),
-    "docs/howto/papers-table.md": Played(makes=("mine/fedpmt-table3/digits/*.json",)),
+    "docs/howto/papers-table.md": Played(),
     "docs/howto/plug-in.md": Played(makes=("runs/*/plugins/fedmedian.py",), fleet=True),
     "docs/tutorial.md": Played(fleet=True, ends={"edgebed check-method fedavgm.py": 2}),
     "docs/data.md": Played(),
@@ -57,6 +59,7 @@ DOCKER = "needs Docker; tests/component/test_boards_run.py runs a board beside a
 SWARM = "needs two hosts; tests/e2e/test_swarm.py does this with three engines on one machine"
 INSTALLS = "installs packages; tests/e2e/test_wheel.py installs the wheel"
 PLACEHOLDERS = "names runs and files of the reader; pages of docs/howto have the same commands and are played"
+CELLS = "takes minutes; tests/component/test_paper_commands.py computes cells and checks them"
 TRANSCRIPT = "shows what is printed; tests/unit and tests/component hold it"
 
 NOT_PLAYED = {
@@ -89,8 +92,11 @@ NOT_PLAYED = {
     "docs/howto/scenario.md": {"sudo": "needs root; tests/e2e/test_scenario.py runs scenarios on limited devices"},
     "docs/howto/own-broker.md": {"edgebed run lab/experiment.yaml --broker mqtts": "needs a broker on another host; "
                                  "tests/component/test_own_broker.py has one with TLS"},
-    "docs/howto/papers-table.md": {"edgebed reproduce fedpmt-table3 --column 'iid none 50 %' --seeds 1 --throttled":
-                                   "takes an hour; tests/component/test_reproduced.py has the command"},
+    "docs/howto/papers-table.md": {
+        "edgebed reproduce fedpmt-table3 --column 'iid none 50 %' --seeds 1 --results": CELLS,
+        "edgebed reproduce fedpmt-table3 --column 'iid none 50 %' --seeds 1 --throttled": "takes an hour on devices",
+    },
+    "docs/howto/plug-in.md": {"pytest": "repeats the checks; tests/component/test_check_method.py has the option"},
     "docs/data.md": {"edgebed data profiles/experiments/demo.yaml --set data.name=mnist": "needs MNIST"},
     "docs/methods.md": {"edgebed simulate profiles/experiments/try.yaml\n":
                         "takes minutes; tests/contract/test_methods.py plays every method"},

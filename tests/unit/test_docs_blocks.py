@@ -1,4 +1,4 @@
-"""Every command of the documentation is played by a test (tests/component/test_docs_commands.py), or listed with a reason."""
+"""Every command of the documentation is played by tests/component/test_docs_commands.py, or listed with a reason."""
 
 from __future__ import annotations
 
