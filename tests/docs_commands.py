@@ -40,7 +40,7 @@ PLAYED = {
     "docs/howto/resume.md": Played(rounds=2, fleet=True),
     "docs/howto/export.md": Played(
         makes=(
-            *("table.tex", "figures.pdf", "curve.svg", "compare.html", "runs.csv", "runs/*/report.html"),
+            *("table.tex", "figures.pdf", "compare.html", "runs.csv", "runs/*/report.html"),
             *("records/round_finished.csv", "parquet/device_done.parquet", "metrics.prom", "spans.json", "board/*"),
         )
     ),
