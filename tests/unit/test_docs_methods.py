@@ -16,20 +16,19 @@ import yaml
 
 from edgebed.methods.base import METHODS, Context, Method
 from orchestrator.testing.rounds import COSTS, make_method, play, small_model
+from tests.docs_blocks import code
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-INTERFACE = (DOCS / "method-interface.md").read_text(encoding="utf-8")
-CODE = re.findall(r"```python\n(.*?)```", INTERFACE, re.DOTALL)
+CODE = code("docs/method-interface.md")
 
 
 @pytest.fixture
 def method(monkeypatch: pytest.MonkeyPatch) -> Method:
-    code = CODE[0]
     module = types.ModuleType("example_of_docs_method_interface")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, "docs/method-interface.md", "exec"), module.__dict__)
+    exec(compile(CODE[0], "docs/method-interface.md", "exec"), module.__dict__)
     made = cast(Method, module.SplitFed())
     made.setup(Context({"name": "small"}, small_model(), COSTS, server_slots=1))
     return made
@@ -47,12 +46,11 @@ async def test_the_example_trains_and_its_single_device_is_centralised_training(
 
 async def test_the_method_of_the_tutorial_trains_and_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run, and one that goes on from what `tensors` gives after the first round."""
-    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
-    whole, rest = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    code = whole + rest.split("as above\n", 1)[1]
+    whole, rest = code("docs/tutorial.md")
+    program = whole + rest.split("as above\n", 1)[1]
     module = types.ModuleType("example_of_docs_tutorial")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, "docs/tutorial.md", "exec"), module.__dict__)
+    exec(compile(program, "docs/tutorial.md", "exec"), module.__dict__)
 
     def made() -> Method:
         method = cast(Method, module.FedAvgM())

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs_blocks import blocks, pages
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -15,7 +17,10 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = "edgebed|orchestrator|edge_agent|profiles|tests|benchmarks|docker|examples"
-WRITTEN_BY_THE_READER = {"net.py", "fedavgm.py", "my_method.py", "my_splitfed.py", "random.py", "sensors.py"}
+WRITTEN_BY_THE_READER = {
+    *(block.title for page in pages() for block in blocks(page) if block.title.endswith(".py")),
+    *("my_method.py", "random.py", "sensors.py"),
+}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
