@@ -295,7 +295,7 @@ def test_a_note_of_many_runs_is_one_line() -> None:
     costs = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
     one = changed(summarise(Synthetic().records), enforcement="simulated", costs=costs)
     runs = [changed(one, run=f"run-{number}") for number in range(15)]
-    told = f"simulated; no device ran, times come from a cost model ({costs})"
+    told = f"simulated: no device ran; times come from a cost model ({costs})"
     assert compare(runs).notes == [f"15 runs: {told}"]
     runs[2:] = [changed(run, costs="") for run in runs[2:]]
     assert f"run-0, run-1: {told}" in compare(runs).notes
