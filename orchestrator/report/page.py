@@ -172,7 +172,9 @@ def badges(summary: Summary) -> list[Badge]:
         said = f"{HELD} Of the CPU seconds, {origins_text(summary.reference_s)}. Late rounds: {late}."
         if (share := summary.orchestrator_share_mean) is not None:
             said += f" The orchestrator, which is not held, took {percent(share)} of the rounds."
-        early = "".join(f" {name} did not wait long enough, by up to {seconds(s)}." for name, s in summary.early_s.items())
+        early = "".join(
+            f" {name} did not wait long enough, by up to {seconds(s)}." for name, s in summary.early_s.items()
+        )
         result.append((f"speed: {summary.speed}", "bad" if late or early else "good", said + early))
     elif summary.speed:
         result.append((f"speed: {HOST}", "plain", OF_HOST))
@@ -183,9 +185,7 @@ def badges(summary: Summary) -> list[Badge]:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:
         kind = "good" if residual <= RESIDUAL_LIMIT else "bad"
-        named = (
-            "timeline complete" if percent(residual) == percent(0.0) else f"timeline residual ≤ {percent(residual)}"
-        )
+        named = "timeline complete" if percent(residual) == percent(0.0) else f"timeline residual ≤ {percent(residual)}"
         result.append((named, kind, RESIDUAL))
     return result
 

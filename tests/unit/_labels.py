@@ -104,7 +104,9 @@ def _titles() -> set[str]:
             case ast.keyword(arg="title", value=ast.Constant(value=str(title))):
                 found.add(title)
             case ast.Dict(keys=keys, values=values):
-                titles = (v for k, v in zip(keys, values, strict=True) if isinstance(k, ast.Constant) and k.value == "title")
+                titles = (
+                    v for k, v in zip(keys, values, strict=True) if isinstance(k, ast.Constant) and k.value == "title"
+                )
                 found.update(v.value for v in titles if isinstance(v, ast.Constant) and isinstance(v.value, str))
     return found
 
@@ -143,8 +145,8 @@ def of_the_summary() -> set[str]:
 
 
 def explained(text: str) -> set[str]:
-    """Names in the first cells of a page's tables, where a further cell says something: those in backticks, or the words
-    of the cell, also those between its commas."""
+    """Names in the first cells of a page's tables, where a further cell says something: those in backticks, else the
+    words of the cell, whole and between its commas."""
     found: set[str] = set()
     for line in text.splitlines():
         first, *rest = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
@@ -169,8 +171,12 @@ def printed_notes() -> list[str]:
         changed(plain, speed="host", host_index=slow, grain="quota", batches_in_quota_share=0.5),
         changed(plain, timeline_residual_max=0.05, unlimited=["weak"]),
         changed(plain, disturbed_rounds=1, disturbed=[["rival"], *[[]] * (len(plain.rounds) - 1)]),
-        changed(plain, server_note=vocabulary.server_note(2.0, None), threads_note=vocabulary.threads_note(2.0, {"x": 4.0})),
-        changed(plain, server_note=vocabulary.server_note(2.0, 2.0), threads_note=vocabulary.threads_note(1.0, {"x": 4.0})),
+        changed(
+            plain, server_note=vocabulary.server_note(2.0, None), threads_note=vocabulary.threads_note(2.0, {"x": 4.0})
+        ),
+        changed(
+            plain, server_note=vocabulary.server_note(2.0, 2.0), threads_note=vocabulary.threads_note(1.0, {"x": 4.0})
+        ),
     ]
     real = {name: f"pi-{name}" for name in plain.profiles}
     together = [

@@ -19,7 +19,7 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
-NAV = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]  # noqa: S506
+NAV = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
 
 
 def pages(part: object) -> Iterator[str]:
@@ -83,7 +83,10 @@ def test_the_readme_fits_two_screens() -> None:
 
 
 def test_pages_of_the_root_link_to_pages_of_the_site() -> None:
-    assert mkdocs_hooks.on_page_markdown("[a](../SECURITY.md), [b](boards.md)") == "[a](project/security.md), [b](boards.md)"
+    assert (
+        mkdocs_hooks.on_page_markdown("[a](../SECURITY.md), [b](boards.md)")
+        == "[a](project/security.md), [b](boards.md)"
+    )
     assert mkdocs_hooks.on_page_markdown("[a](../../CHANGELOG.md#x)") == "[a](../project/changelog.md#x)"
     text = "[a](docs/boards.md#join), [b](CHANGELOG.md), [c](LICENSE), [d](https://x.org/a)"
     assert mkdocs_hooks.with_links_of_the_site(text) == (

@@ -287,7 +287,7 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
     assert compare([fine, fine]).notes == []
     doubtful = changed(fine, enforcement="software", calibrated=False, timeline_residual_max=0.3, dilation=3.0)
     notes = " ".join(compare([doubtful, fine]).notes)
-    for word in ("limits held by", "dilation", "uncalibrated", "30.0%", "agents themselves"):
+    for word in ("limits held by", "dilation", "not calibrated", "30.0%", "agents limited themselves"):
         assert word in notes
 
 

@@ -188,7 +188,8 @@ def _doubts(summary: Summary) -> Iterable[str]:
     if summary.late_rounds:
         yield f"in {summary.late_rounds} rounds a device was slower than the reference {summary.speed} (late rounds)"
     for device, early in summary.early_s.items():
-        yield f"{device} did not wait long enough: it was up to {seconds(early)} faster than the reference {summary.speed}"
+        faster = f"up to {seconds(early)} faster than the reference {summary.speed}"
+        yield f"{device} did not wait long enough: it was {faster}"
     if summary.speed == HOST and (index := summary.host_index) is not None and is_slow(index):
         yield f"the host was slow throughout the run ({index_text(index)}), and so were its devices"
     if guessed := vocabulary.guessed_share(summary.reference_s):
@@ -206,8 +207,8 @@ def _disturbed(summary: Summary) -> Iterable[str]:
         causes = Counter(cause for row in summary.rounds for cause in row.disturbed or ())
         by = ", ".join(f"{vocabulary.disturbance(cause)} in {rounds}" for cause, rounds in causes.most_common())
         yield (
-            f"{summary.run}: the host disturbed {count} of {len(summary.rounds)} rounds ({by}): stop the other load and "
-            "repeat the run, or leave these rounds out"
+            f"{summary.run}: the host disturbed {count} of {len(summary.rounds)} rounds ({by}): stop the other load "
+            "and repeat the run, or leave these rounds out"
         )
 
 

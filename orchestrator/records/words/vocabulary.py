@@ -45,8 +45,8 @@ def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
     used = (
         "One thread uses one CPU at most, so the others are idle."
         if dilation <= 1
-        else "One thread uses at most D CPUs (D is the dilation), and each makes it faster in full. On a real device with "
-        "several cores a small network gains less."
+        else "One thread uses at most D CPUs (D is the dilation), and each makes it faster in full. On a real device "
+        "with several cores a small network gains less."
     )
     return f"{', '.join(single)} {run} one thread, because {no_threads}. {used}"
 
