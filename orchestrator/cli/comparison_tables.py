@@ -29,6 +29,12 @@ NINE = {
 MOST_NOTES = 5
 """Notes that are printed without --all."""
 
+PROFILES = ("method", "profile", ">straggler in rounds", ">others waited, per run", "why")
+"""Heads of the stragglers by profile."""
+
+ERRORS = ("device", "phase", ">simulated", ">real", ">error", ">of its round")
+"""Heads of a simulation's error."""
+
 SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
 
@@ -123,8 +129,7 @@ def _print_pairs(pairs: list[Paired]) -> None:
 
 
 def _print_profiles(rows: list[ProfileRow]) -> None:
-    heads = columns("method", "profile", ">straggler in rounds", ">others waited, per run", "why")
-    table = Table(*heads, box=SIMPLE_HEAD, title="Stragglers by profile of device")
+    table = Table(*columns(*PROFILES), box=SIMPLE_HEAD, title="Stragglers by profile of device")
     for row in rows:
         table.add_row(*map(escape, tabulate.profile_row(row)))
     if rows:
@@ -136,7 +141,7 @@ def _print_notes(notes: Sequence[str], everything: bool) -> None:
     for note in shown:
         console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
     if len(shown) < len(notes):
-        _tell(f"{len(notes) - len(shown)} more notes, and all other figures: --all.")
+        _tell(f"{len(notes) - len(shown)} more notes; --all prints them, and all other figures.")
 
 
 def show_sim_error(error: SimError) -> None:
@@ -146,8 +151,7 @@ def show_sim_error(error: SimError) -> None:
         f"90th percentile {percent(error.p90)}, all rounds together {signed_percent(error.total_error)}; "
         f"{percent(error.same_cuts, 0)} of the assignments are the same"
     )
-    heads = columns("device", "phase", ">simulated", ">real", ">error", ">of its round")
-    table = Table(*heads, title="Devices: medians of simulation and real run", header_style="bold")
+    table = Table(*columns(*ERRORS), title="Devices: medians of simulation and real run", header_style="bold")
     for row in error.devices:
         if row.phase != "whole" and abs(row.share) < SHOWN_SHARE:
             continue

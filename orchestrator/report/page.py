@@ -43,16 +43,9 @@ CALIBRATED = (
     "back from whoever holds them."
 )
 RESIDUAL = (
-    "The part of the worst round that the account of a device does not explain. With all devices on one host there is "
-    "one clock: then it shows lost, doubled and disordered reports, and nothing else."
+    "The share of a round that the phases of a device do not explain, in the worst round. Where all devices are on one "
+    "host there is one clock; then it shows only reports that were lost, doubled or out of order."
 )
-
-GRAINS = {
-    "pacing": "pieces of work paced",
-    "period": "quota in short periods",
-    "quota": "quota in usual periods",
-}
-"""How a CPU quota is divided into pieces of time (the grain)."""
 
 WEAK = {
     "software": "The agents limit themselves; no kernel holds them to it.",
@@ -173,13 +166,15 @@ def badges(summary: Summary) -> list[Badge]:
         )
     if said := sentence(summary.batches_in_quota_share, summary.grain):
         slowed = summary.grain == "pacing" or (summary.batches_in_quota_share or 0.0) < UNSLOWED
-        result.append((GRAINS.get(summary.grain, f"grain: {summary.grain}"), "good" if slowed else "bad", said))
+        result.append((f"grain: {summary.grain}", "good" if slowed else "bad", said))
     if summary.speed not in ("", HOST):
         late = summary.late_rounds or 0
         said = f"{HELD} Of the CPU seconds, {origins_text(summary.reference_s)}. Late rounds: {late}."
         if (share := summary.orchestrator_share_mean) is not None:
-            said += f" What the orchestrator did, at the speed of this host: {percent(share)} of the rounds."
-        early = "".join(f" {name} did not hold, by up to {seconds(s)}." for name, s in summary.early_s.items())
+            said += f" The orchestrator, which is not held, took {percent(share)} of the rounds."
+        early = "".join(
+            f" {name} did not wait long enough, by up to {seconds(s)}." for name, s in summary.early_s.items()
+        )
         result.append((f"speed: {summary.speed}", "bad" if late or early else "good", said + early))
     elif summary.speed:
         result.append((f"speed: {HOST}", "plain", OF_HOST))
@@ -190,9 +185,7 @@ def badges(summary: Summary) -> list[Badge]:
         result.append((f"costs: {costs}", "bad", WEAK["simulated"]))
     if residual is not None:
         kind = "good" if residual <= RESIDUAL_LIMIT else "bad"
-        named = (
-            "all time has a name" if percent(residual) == percent(0.0) else f"time without a name ≤ {percent(residual)}"
-        )
+        named = "timeline complete" if percent(residual) == percent(0.0) else f"timeline residual ≤ {percent(residual)}"
         result.append((named, kind, RESIDUAL))
     return result
 

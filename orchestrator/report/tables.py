@@ -275,7 +275,7 @@ def _bound(summary: Summary) -> str:
     if not found.parts:
         return f"What bounded the rounds is not known: {found.why_not}." if found.why_not else ""
     waited = waits_text(summary.wait_share_mean)
-    waits = f" Devices waited for {waited} of the rounds' time, on average." if waited else ""
+    waits = f" Devices waited for: {waited} of the rounds' time, on average." if waited else ""
     return f"The rounds were bound by: {found.text}.{waits}"
 
 
@@ -288,7 +288,7 @@ def _faster(summary: Summary) -> list[str]:
     whole = summary.what_if.rounds_s
     one = [row for row in summary.what_if.savings if row.whose not in ("all", "slowest")]
     told = [
-        f"Were {_whose(row, summary)} twice as fast, the rounds would have taken {seconds(row.saved_s)} less "
+        f"With {_whose(row, summary)} twice as fast, the rounds would have taken {seconds(row.saved_s)} less "
         f"({percent(row.saved_s / whole)})."
         for row in one[:MOST_FASTER]
         if whole and row.saved_s > 0
@@ -304,9 +304,9 @@ def _near_ties(summary: Summary) -> str:
         return ""
     often = ", ".join(vocabulary.bound(bound.what, bound.whose) for bound, _ in tied.most_common(2))
     return (
-        f"In {sum(map(bool, near))} of {len(near)} rounds another path ended at most 5 % earlier (most often through "
-        f"{often}). There a faster device alone saves little, since the round then waits for that path: what bounds "
-        "most and what would save most need not be the same."
+        f"In {sum(map(bool, near))} of {len(near)} rounds another chain of steps ended at most 5 % earlier, a near-tie "
+        f"(most often through {often}). There one faster device saves little, since the round then waits for the other "
+        "chain: what bounds most and what would save most need not be the same."
     )
 
 
@@ -323,8 +323,8 @@ def _slowest_link(summary: Summary) -> str:
     whose = some(summary.what_if.slowest_links)
     cpu = savings.get(("cpu", "all"), 0.0)
     return (
-        f"Were the slowest link ({whose}) twice as fast, the rounds would have taken {seconds(saved)} less of "
-        f"{seconds(whole)} ({percent(saved / whole)}); every CPU twice as fast: {seconds(cpu)} less "
+        f"With the slowest link ({whose}) twice as fast, the rounds would have taken {seconds(saved)} less of "
+        f"{seconds(whole)} ({percent(saved / whole)}); with every CPU twice as fast {seconds(cpu)} less "
         f"({percent(cpu / whole)})."
     )
 

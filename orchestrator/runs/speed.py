@@ -88,12 +88,12 @@ async def measured_speed(
     spec = controller.spec
     by = await asyncio.to_thread(yardstick, spec.speed.reference, task, controller.limits)
     if by is None:
-        notify("the reference does not tell what a batch costs, so the quotas follow the index alone")
+        notify("the reference does not know what a batch costs, so a small loop alone decides the quotas (the index)")
         return spec
-    notify("measuring what the devices need to keep the reference's time")
+    notify("measuring how much CPU time the devices need to keep up with the reference")
     needs = await measure_needs(controller.membership, controller.limits, by)
     mean, most = demand(spec, needs), max(need.p99 for need in needs.values())
-    notify(f"a CPU second of the reference takes {mean / MARGIN:.2f} of this host, in quotas for up to {most:.2f}")
+    notify(f"1 CPU second of the reference takes {mean / MARGIN:.2f} s here on average, at most {most:.2f} s")
     return msgspec.structs.replace(spec, speed=msgspec.structs.replace(spec.speed, needs=needs, demand=mean))
 
 

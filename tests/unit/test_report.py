@@ -55,7 +55,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 def test_enforcement_dilation_and_calibration_are_in_sight(page: str) -> None:
     header = body(page).split("<main")[0]
-    for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "all time has a name"):
+    for text in ("limits held by: kernel", "dilation 2.5", "calibrated", "timeline complete"):
         assert text in header
     bad = [msgspec.structs.replace(r, calibrated=False) if isinstance(r, t.RunStarted) else r for r in LOST]
     assert summarise(bad).calibrated is False
@@ -198,7 +198,7 @@ def test_the_page_shows_why_dtfl_chose_its_cuts(tmp_path: Path) -> None:
 def test_the_dilation_badge_says_that_the_server_is_not_dilated(page: str, tmp_path: Path) -> None:
     header, main = body(page).split("<main")
     assert re.search(r'title="[^"]*server is not dilated[^"]*">dilation 2.5<', header)
-    assert "The server is not dilated: a large dilation flatters it" in main
+    assert "The server is not dilated: it runs at full speed" in main
     folder = keep(tmp_path / "run", Synthetic().records)
     write_results(folder)
     assert "not dilated" not in body((folder / "report.html").read_text(encoding="utf-8"))

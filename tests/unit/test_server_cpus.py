@@ -21,8 +21,8 @@ from tests.virtual import run_virtual
 
 def test_outputs_say_what_a_dilation_does_to_the_server() -> None:
     assert server_note(1.0, None) == ""
-    assert "a large dilation flatters it" in server_note(4.87, None)
-    assert "2 CPUs, dilated" in server_note(4.87, 2.0)
+    assert "seconds are divided by D" in server_note(4.87, None)
+    assert "2 CPUs, and are slowed D times" in server_note(4.87, 2.0)
 
 
 @pytest.mark.parametrize(("cpus", "at_once"), [(None, 5), (0.3, 1), (1.9, 1), (4.0, 4)])
@@ -87,4 +87,5 @@ def test_outputs_name_profiles_with_several_cpus_and_one_thread() -> None:
     assert threads_note(4.87, {"cpu1": 1.0}) == ""
     assert "cpu2 (2 CPUs) runs one thread" in threads_note(1.0, {"cpu2": 2.0, "cpu1": 1.0})
     assert "cpu2 (2 CPUs), cpu4 (4 CPUs) run one thread" in (note := threads_note(4.87, {"cpu4": 4.0, "cpu2": 2.0}))
-    assert "up to 4.87 CPUs and no further" in note
+    assert "uses at most D CPUs" in note
+    assert "the others are idle" in threads_note(1.0, {"cpu2": 2.0})

@@ -109,7 +109,7 @@ def test_who_was_late_or_early_makes_a_run_uncalibrated(
 
 def test_a_comparison_names_who_did_not_hold() -> None:
     notes = compare([summarise(held_records(early_s=0.1))]).notes
-    assert any("weak did not hold: it was up to 100 ms earlier" in note for note in notes)
+    assert any("weak did not wait long enough: it was up to 100 ms faster" in note for note in notes)
 
 
 @pytest.mark.parametrize("on_path", [True, False])

@@ -287,7 +287,7 @@ def test_notes_say_what_makes_figures_doubtful() -> None:
     assert compare([fine, fine]).notes == []
     doubtful = changed(fine, enforcement="software", calibrated=False, timeline_residual_max=0.3, dilation=3.0)
     notes = " ".join(compare([doubtful, fine]).notes)
-    for word in ("limits held by", "dilation", "uncalibrated", "30.0%", "agents themselves"):
+    for word in ("limits held by", "dilation", "not calibrated", "30.0%", "agents limited themselves"):
         assert word in notes
 
 
@@ -295,7 +295,7 @@ def test_a_note_of_many_runs_is_one_line() -> None:
     costs = "flops: times and bytes of vgg16 with 500 samples per device (as_if), learning by resnet8"
     one = changed(summarise(Synthetic().records), enforcement="simulated", costs=costs)
     runs = [changed(one, run=f"run-{number}") for number in range(15)]
-    told = f"simulated; no device ran, times come from a cost model ({costs})"
+    told = f"simulated: no device ran; times come from a cost model ({costs})"
     assert compare(runs).notes == [f"15 runs: {told}"]
     runs[2:] = [changed(run, costs="") for run in runs[2:]]
     assert f"run-0, run-1: {told}" in compare(runs).notes

@@ -106,8 +106,8 @@ const card = (title, rows) => h("section.card", {"aria-label": title}, h("h3", {
 
 function tables({paired, profiles}) {
   const found = [];
-  if (paired) found.push(section("Paired ratios", `${paired.about}. Below 1 the method is faster. The first block on a fleet is left out: in it the devices build the network.`, paired.labels, paired.rows));
-  if (profiles.length) found.push(section("Stragglers by profile of device", "Waiting: device-seconds of all others in the rounds of which such a device was the straggler.", ["method", "profile", "straggler in rounds", "others waited, per run", "rounds by cause"], profiles));
+  if (paired) found.push(section("Paired ratios", `${paired.about}. Below 1 the method is faster. The first block on a fleet is left out, because the devices build the network in it.`, paired.labels, paired.rows));
+  if (profiles.length) found.push(section("Stragglers by profile of device", "Others waited: seconds of all other devices, added up over the rounds in which such a device was the straggler.", ["method", "profile", "straggler in rounds", "others waited, per run", "why"], profiles));
   return found;
 }
 

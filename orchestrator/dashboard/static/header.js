@@ -70,7 +70,7 @@ function facts(head) {
   const boards = (names) => `the real board${names.length > 1 ? "s" : ""} ${names.join(", ")}`, items = [
     [head.enforcement === "unlimited" ? "unlimited: real boards" : `limits held by ${head.enforcement}`, head.enforcement === "software" ? "bad" : ""],
     [head.speed && head.speed !== "host" ? `speed of ${head.speed}` : "speed of this host", ""],
-    ...(head.host_index ? [[head.host_index, head.host_index.includes("slow") ? "warn" : ""]] : []),
+    ...(head.host_index ? [[head.host_index, head.host_index.includes("a slow host") ? "warn" : ""]] : []),
     [head.dilation > 1 ? `D = ${number(head.dilation)}` : "D = 1", head.dilation > 1 ? "warn" : ""],
     head.enforcement === "simulated" ? ["simulated: no device ran", ""] : [head.calibrated ? (head.checks ? `calibrated: ${head.checks} limits hold` : "calibrated") : "NOT calibrated", head.calibrated ? "good" : "bad"],
     [`${head.backend}, seed ${head.seed}`, ""],

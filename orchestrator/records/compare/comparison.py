@@ -112,7 +112,7 @@ COLUMNS: dict[str, Column] = {
     "idle_share_mean": Column("idle share", lambda run: run.idle_share_mean, percent),
     "bound_by": Column("bound by", lambda run: run.bound_by, lambda found: found.text or found.why_not or NONE),
     "what_if": Column(
-        "twice as fast would save", lambda run: run.what_if, lambda found: savings_text(found.savings) or NONE
+        "saved if twice as fast", lambda run: run.what_if, lambda found: savings_text(found.savings) or NONE
     ),
     "wait_share_mean": Column(
         "devices waited for", lambda run: run.wait_share_mean, lambda shares: waits_text(shares) or NONE
@@ -128,13 +128,13 @@ COLUMNS: dict[str, Column] = {
     "speed": Column("speed", lambda run: run.speed or NONE, str),
     "host_index": Column("the host's index", lambda run: run.host_index, index_text),
     "reference_s": Column(
-        "CPU seconds of the reference",
+        "compute seconds come from",
         lambda run: run.reference_s,
         lambda found: vocabulary.origins_text(found) or NONE,
     ),
     "late_rounds": Column("late rounds", lambda run: run.late_rounds, str),
     "orchestrator_share_mean": Column(
-        "orchestrator, at the speed of the host", lambda run: run.orchestrator_share_mean, percent
+        "orchestrator's share of the rounds", lambda run: run.orchestrator_share_mean, percent
     ),
     "batches_in_quota_share": Column(
         "batches within one period's quota", lambda run: run.batches_in_quota_share, percent
@@ -179,18 +179,19 @@ def _seeds_of_one_experiment(summaries: Sequence[Summary]) -> bool:
 
 def _doubts(summary: Summary) -> Iterable[str]:
     if summary.enforcement == "software":
-        yield "limits were held by the agents themselves, not by the kernel"
+        yield "the agents limited themselves; no kernel held them to it (software)"
     if summary.enforcement == SIMULATED:
         costs = f" ({model})" if (model := summary.costs) else ""
-        yield f"simulated; no device ran, times come from a cost model{costs}"
+        yield f"simulated: no device ran; times come from a cost model{costs}"
     if not summary.calibrated:
-        yield "the limits were not shown to hold, or devices were late (uncalibrated)"
+        yield "not calibrated: the limits were not shown to hold, or a device was late or early"
     if summary.late_rounds:
-        yield f"devices were later than those of the reference {summary.speed} in {summary.late_rounds} rounds"
+        yield f"in {summary.late_rounds} rounds a device was slower than the reference {summary.speed} (late rounds)"
     for device, early in summary.early_s.items():
-        yield f"{device} did not hold: it was up to {seconds(early)} earlier than a device of {summary.speed}"
+        faster = f"up to {seconds(early)} faster than the reference {summary.speed}"
+        yield f"{device} did not wait long enough: it was {faster}"
     if summary.speed == HOST and (index := summary.host_index) is not None and is_slow(index):
-        yield f"the host was slow throughout ({index_text(index)}), and so its devices"
+        yield f"the host was slow throughout the run ({index_text(index)}), and so were its devices"
     if guessed := vocabulary.guessed_share(summary.reference_s):
         yield f"{percent(guessed)} of the devices' work is not recorded in the reference {summary.speed}"
     if summary.grain != "pacing" and (summary.batches_in_quota_share or 0.0) >= UNSLOWED:
@@ -198,7 +199,7 @@ def _doubts(summary: Summary) -> Iterable[str]:
     yield from filter(None, (summary.server_note, summary.threads_note))
     residual = summary.timeline_residual_max
     if residual is not None and residual > RESIDUAL_LIMIT:
-        yield f"up to {percent(residual)} of a round has no name in the timeline"
+        yield f"up to {percent(residual)} of a round is not explained by the timeline (its residual)"
 
 
 def _disturbed(summary: Summary) -> Iterable[str]:
@@ -206,7 +207,7 @@ def _disturbed(summary: Summary) -> Iterable[str]:
         causes = Counter(cause for row in summary.rounds for cause in row.disturbed or ())
         by = ", ".join(f"{vocabulary.disturbance(cause)} in {rounds}" for cause, rounds in causes.most_common())
         yield (
-            f"{summary.run}: the host disturbed {count} of {len(summary.rounds)} rounds ({by}): end what disturbs it "
+            f"{summary.run}: the host disturbed {count} of {len(summary.rounds)} rounds ({by}): stop the other load "
             "and repeat the run, or leave these rounds out"
         )
 

@@ -114,6 +114,6 @@ def unpaired(summaries: Sequence[Summary]) -> list[str]:
     if len({summary.method for summary in real}) < 2 or paired(real):
         return []
     return [
-        "the methods' rounds did not alternate (interleave: true), so the host's drift between the runs is part of "
-        "every ratio"
+        "the methods' rounds did not alternate, so a change of the host's speed between the runs is part of every "
+        "ratio; `interleave: true` lets them alternate"
     ]

@@ -90,9 +90,9 @@ COLUMNS: tuple[Column, ...] = (
 
 PAIRED: tuple[tuple[str, Callable[[Paired], str]], ...] = (
     ("method", lambda p: p.method),
-    ("round", lambda p: with_interval(p.round_ratio, ratio)),
+    ("ratio of rounds", lambda p: with_interval(p.round_ratio, ratio)),
     ("pairs of rounds", lambda p: str(p.rounds)),
-    ("time to target", lambda p: with_interval(p.time_ratio, ratio)),
+    ("ratio of times to target", lambda p: with_interval(p.time_ratio, ratio)),
     ("experiments", lambda p: str(p.experiments)),
 )
 """What is shown of paired ratios."""
@@ -102,7 +102,7 @@ def about_pairs(rows: Sequence[Paired]) -> str:
     """What the table of paired ratios shows. There is one row at least."""
     most = max(rows, key=lambda row: row.experiments)
     over = f"{most.experiments} {most.unit}" if most.experiments > 1 else "rounds of one experiment"
-    return f"Interleaved rounds, in pairs of one block: ÷ {rows[0].baseline}, geometric mean [95 % over {over}]"
+    return f"Seconds ÷ seconds of {rows[0].baseline}, of rounds that alternated: geometric mean [95 % over {over}]"
 
 
 def time_in_words(row: Paired) -> str:

@@ -35,8 +35,9 @@ def is_slow(found: HostIndex | None) -> bool:
 
 def index_text(found: HostIndex) -> str:
     """For people."""
-    slow = ", a slow host" if is_slow(found) else ""
-    return f"{found.index:.2f} ± {found.error:.2f} CPU s of {found.reference} per CPU s{slow}, drift {found.drift:+.0%}"
+    slow, end = ", a slow host" if is_slow(found) else "", "slower" if found.drift >= 0 else "faster"
+    speed = f"{found.index:.2f} ± {found.error:.2f} times as fast as {found.reference}"
+    return f"{speed}{slow}; {abs(found.drift):.0%} {end} at the end"
 
 
 def differing_hosts(runs: Mapping[str, HostIndex]) -> list[str]:
@@ -48,8 +49,8 @@ def differing_hosts(runs: Mapping[str, HostIndex]) -> list[str]:
     if least.reference != most.reference or not _far(least, most):
         return []
     return [
-        f"the host of {slow} was slower than that of {fast} ({index_text(least)}; {index_text(most)}), so with speed: "
-        "host their seconds and ratios are not comparable; use speed: reference NAME"
+        f"the host of {slow} was slower ({index_text(least)}) than the host of {fast} ({index_text(most)}). With "
+        "`speed: host` their seconds and ratios are not comparable; use `speed: reference NAME`"
     ]
 
 

@@ -58,5 +58,5 @@ def sentence(share: float | None, grain: str) -> str:
         return ""
     said = f"{percent(share)} of the batches used no more CPU time than one period of the quota gives"
     if grain == "pacing":
-        return f"{said}; pacing held them as long as a device of that speed needs"
-    return f"{said}, so the quota did not slow them as a device of that speed would be (grain: {grain})"
+        return f"{said}; the quota alone would not slow them, but pacing did"
+    return f"{said}, so the quota did not slow them, and their times are too short (grain: {grain})"

@@ -21,12 +21,12 @@ def server_note(dilation: float, cpus: float | None) -> str:
         return ""
     if cpus is None:
         return (
-            "The server is not dilated: a large dilation flatters it. Server halves, merge and broker look D times "
-            "faster than this host is; `server: {cpus: …}` in the experiment gives the server halves CPUs of their own."
+            "The server is not dilated: it runs at full speed, but its seconds are divided by D like those of the "
+            "devices. So they look D times too short. `server: {cpus: N}` in the experiment slows it as well."
         )
     return (
-        f"The server halves have {cpus:g} CPUs, dilated as the devices are. Plan, merge, checkpoint and broker are not "
-        "dilated."
+        f"The server halves have {cpus:g} CPUs, and are slowed D times, as the devices are. Planning, merging, "
+        "checkpoints and broker are not slowed, so their seconds look D times too short."
     )
 
 
@@ -39,21 +39,27 @@ def threads_note(dilation: float, cpus: Mapping[str, float]) -> str:
     single = [f"{name} ({cpus[name]:g} CPUs)" for name in sorted(cpus) if cpus[name] >= 2]
     if not single:
         return ""
-    run = "run" if len(single) > 1 else "runs"
-    return (
-        f"Their profiles name no `threads`: {', '.join(single)} {run} one thread, whose work scales perfectly with up "
-        f"to {dilation:.3g} CPUs and no further. A real device with several cores gains less on a small network."
+    run, no_threads = (
+        ("run", "their profiles set no `threads`") if len(single) > 1 else ("runs", "its profile sets no `threads`")
     )
+    used = (
+        "One thread uses one CPU at most, so the others are idle."
+        if dilation <= 1
+        else "One thread uses at most D CPUs (D is the dilation), and each makes it faster in full. On a real device "
+        "with several cores a small network gains less."
+    )
+    return f"{', '.join(single)} {run} one thread, because {no_threads}. {used}"
 
 
 UNLIMITED = "unlimited: a real board"
 """What every output says of a device that has no limits."""
 
 HELD = (
-    "Compute time is held: a device does the real work, then waits until a device of this reference would have "
-    "finished. The quota is a ceiling. Links, queues, the order at the server, memory, loss and the protocol are real."
+    "Compute time is held: a device does the real work, then waits until the core of this reference would have "
+    "finished it. Its CPU quota is only an upper limit. Links, queues, the order at the server, memory, loss and the "
+    "protocol are real."
 )
-OF_HOST = "Compute time is measured too, and holds for this host and this hour only."
+OF_HOST = "Compute time is what the work takes on this host at this hour; another host or hour gives other seconds."
 
 
 def origins_text(reference_s: Mapping[str, float]) -> str:
@@ -108,7 +114,7 @@ PHASES = {
     "merge": "the orchestrator merges",
     "evaluation": "the orchestrator measures the accuracy",
     "checkpoint": "the orchestrator writes a checkpoint",
-    "orchestrator": "the orchestrator works on nothing that has a name",
+    "orchestrator": "the orchestrator does other work",
     "idle": "it does not take part in this round",
     "left_out": "its work was left out of this round",
     "offline": "it is away",
