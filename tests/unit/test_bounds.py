@@ -139,11 +139,15 @@ def test_a_device_of_several_cores_uses_more_cpu_time_than_passes(name: str) -> 
         ({"memory_mib": 1e30}, "memory_mib"),
         ({"notes": {"train_from": math.nan}}, "train_from"),
         ({"notes": {str(n): 0.0 for n in range(1000)}}, "1000 notes"),
+        ({"notes": {"\x1b]52;c;ZXZpbA==\x1b": 0.0}}, "1 notes"),
+        ({"notes": {"\x1b[2K": math.nan}}, "1 notes"),
     ],
 )
 def test_a_report_that_cannot_be_true_is_named(change: dict[str, Any], said: str) -> None:
     report = msgspec.structs.replace(HONEST, **change)
-    assert said in report_fault(bounds(), report, 2.0)
+    why = report_fault(bounds(), report, 2.0)
+    assert said in why
+    assert why.isprintable()
 
 
 def test_bytes_are_compared_with_what_was_seen() -> None:
