@@ -175,8 +175,8 @@ def _amount_fault(report: Report, elapsed_s: float) -> str:
 
 
 def _note_fault(notes: Mapping[str, float]) -> str:
-    if len(notes) > MOST_NOTES or any(len(name) > MOST_TEXT for name in notes):
-        return f"it reports {len(notes)} notes; {MOST_NOTES} of {MOST_TEXT} characters are allowed"
+    if len(notes) > MOST_NOTES or any(len(name) > MOST_TEXT or not name.isprintable() for name in notes):
+        return f"it reports {len(notes)} notes; {MOST_NOTES} of {MOST_TEXT} printable characters are allowed"
     for name, value in notes.items():
         if not math.isfinite(value):
             return f"it reports {name} = {value}"

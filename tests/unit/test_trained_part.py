@@ -288,3 +288,11 @@ def test_an_agent_keeps_the_base_between_tasks_and_never_sends_it() -> None:
         done(device, part, "b2")
     with pytest.raises(UsageError, match="frozen weights never came"):
         done(trainer(), part, "b1")
+
+
+def test_an_agent_lets_go_of_what_a_task_brought_beside_weights() -> None:
+    model, device = built(LORA), trainer()
+    whole = {name: model.weights()[name] for name in model.names_below(len(model), head=False)}
+    done(device, {**whole, "given.c": torch.ones(3), "kept.left_out": torch.ones(3)}, "b1")
+    _, kept = vars(device)["_built"]
+    assert (kept.given, kept.kept) == ({}, {})
