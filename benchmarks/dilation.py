@@ -27,7 +27,7 @@ from orchestrator.records.compare.ratios import interval
 
 CPUS, SERVER_CPUS, ROUNDS, WARM_UP = (1.0, 0.8, 0.6, 0.5, 0.4), 1.0, 6, 1
 LIMIT = 0.03
-MARGIN = 1.6
+MARGIN = 2.2
 """Ceilings are larger than CPUs, and a reference may be of a faster core than this host's."""
 ARMS = ("D", "2D", "one core")
 EXPERIMENT = f"""

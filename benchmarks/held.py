@@ -15,7 +15,7 @@ takes more CPU time under a small quota (measured: 6.3 ms at 0.1 CPU, 5.1 ms at 
 it. HELD_FLEET names another fleet file, such as profiles/fleets/dtfl-5.yaml, to see by how much.
 
 Environment: HELD_REPETITIONS (5), HELD_CORES (limited,own), HELD_FOLDER (runs/held; what is there is not done again),
-HELD_ROUNDS (6), HELD_DILATION (3.5: both runs have the same, for the orchestrator is not dilated).
+HELD_ROUNDS (6), HELD_DILATION (4.5: both runs have the same, for the orchestrator is not dilated).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     cores = os.environ.get("HELD_CORES", "limited,own").split(",")
     fleet = Path(os.environ.get("HELD_FLEET") or write_fleet(folder, [(CPUS, rate) for rate in RATES])).resolve()
     rounds = int(os.environ.get("HELD_ROUNDS", "6"))
-    dilation = os.environ.get("HELD_DILATION", "3.5")
+    dilation = os.environ.get("HELD_DILATION", "4.5")
     (folder / "experiment.yaml").write_text(EXPERIMENT.format(fleet=fleet, rounds=rounds, dilation=dilation))
     for number in range(1, int(os.environ.get("HELD_REPETITIONS", "5")) + 1):
         for core in cores:
