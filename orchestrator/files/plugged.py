@@ -60,7 +60,9 @@ def with_networks(
         names.add(here.stem)
         if here.stem not in [each.stem for each in given] or (here.exists() and here not in given):
             if not here.exists() and not plugin_code.offered(here.stem):
-                raise PluginError(f"model: there is no file {here}", hint="give the path of the network's file or folder")
+                raise PluginError(
+                    f"model: there is no file {here}", hint="give the path of the network's file or folder"
+                )
             every.append(code)
         if "file" in model:
             model["file"] = here.name

@@ -196,7 +196,8 @@ def test_a_device_that_keeps_no_reference_reports_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"work": (PieceTimes("\x1b[2K", 1, 1, 0.1),)}, {"reference_s": {"\x1b[2K": 1.0}}, {"notes": {"\x1b[2K": 1.0}}]
+    "change",
+    [{"work": (PieceTimes("\x1b[2K", 1, 1, 0.1),)}, {"reference_s": {"\x1b[2K": 1.0}}, {"notes": {"\x1b[2K": 1.0}}],
 )
 def test_names_that_a_terminal_obeys_are_in_no_report(change: dict[str, Any]) -> None:
     """Also in that of a serving node, which has no bounds of a task."""
