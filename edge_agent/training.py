@@ -111,6 +111,8 @@ class DeviceTrainer:
             result: Result = stop.value
         finally:
             steps.close()
+            if self._built is not None:  # its copy of the device state may be as large as the features of the shard
+                self._built[1].given, self._built[1].kept = {}, {}
         if isinstance(batches, Requests):
             io.metrics.compute_s -= batches.waited_s
         return result

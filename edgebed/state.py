@@ -21,4 +21,5 @@ def board_folder() -> Path:
 
 def is_kept(path: Path) -> bool:
     """Whether a path leads into one of these folders, by links too."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for folder in (state_folder(), board_folder()))
+    real = Path(os.path.realpath(path))  # says nothing of links that lead round in a circle, as `resolve` does
+    return any(real.is_relative_to(folder.resolve()) for folder in (state_folder(), board_folder()))

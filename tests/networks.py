@@ -353,3 +353,29 @@ class TwoResults(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # two
         return self.fc(x), x
+
+
+# ---- by what an experiment, or a task, says ----
+
+
+class Named(nn.Module):
+    """Its layers have names that are given."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, names: list[str]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({name: nn.Linear(input_shape[-1], input_shape[-1]) for name in names})
+        self.last = nn.Linear(input_shape[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers.values():
+            x = functional.relu(layer(x))
+        return self.last(x)
+
+
+class NoNetwork:
+    """A class that does something as it is made."""
+
+    made: list[dict[str, Any]] = []  # noqa: RUF012 - by all
+
+    def __init__(self, **options: Any) -> None:
+        self.made.append(options)

@@ -59,6 +59,8 @@ def _read(path: Path) -> pd.DataFrame:
     """Raises UsageError."""
     import pandas as pd
 
+    if not path.is_file():
+        raise UsageError(f"{path} is no file", hint="give a .csv or .parquet file")
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)

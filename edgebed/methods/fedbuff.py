@@ -77,7 +77,7 @@ class FedBuff(FedAvg):
     def merge(self, weights: Weights, contributions: Sequence[Contribution]) -> Weights:
         """`weights` are the newest: other devices may have changed them since this one began with its `base`."""
         for part in contributions:
-            staleness = self.memory.steps - msgspec.convert(part.assignment.options["step"], int)
+            staleness = max(0, self.memory.steps - msgspec.convert(part.assignment.options["step"], int))
             scale = 1 / (1 + staleness) ** 0.5
             self.buffer = {name: self._added(name, weights[name], scale, part) for name in part.weights}
             self.memory.updates += 1

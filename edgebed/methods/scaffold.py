@@ -17,7 +17,7 @@ from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import Batch, Context, Contribution, DeviceView, Plan, Schedule, Stream, device_half
 from edgebed.methods.fedavg import FedAvg
 from edgebed.methods.parts.aggregation import merge_by_name
-from edgebed.methods.parts.local_training import DevicePart, Half
+from edgebed.methods.parts.local_training import DevicePart, Half, count_batches
 from edgebed.models.learning import loss_of
 from edgebed.models.staged import GIVEN, StagedModel, Weights, with_prefix, without_prefix
 from edgebed.wire.messages import Assignment, Report
@@ -95,8 +95,8 @@ class Scaffold(FedAvg):
     def decode_update(
         self, assignment: Assignment, report: Report, sent: Weights, update: Weights, extra: Weights
     ) -> Weights:
-        c_i = self._c_i(assignment.device)
-        for name, value in new_control(c_i, self.c, sent, update, max(1, report.batches), assignment).items():
+        c_i, k = self._c_i(assignment.device), count_batches(report.samples, assignment)
+        for name, value in new_control(c_i, self.c, sent, update, k, assignment).items():
             if not torch.allclose(extra[name], value, rtol=1e-3, atol=1e-3 * float(value.abs().max())):
                 raise RunError(f"the control variate of {name!r} does not follow from the weights that came with it")
         return update

@@ -360,6 +360,9 @@ def _piece(net: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
         if node not in copies:
             copies[node] = piece.node_copy(node, copied)
             copies[node].meta, target = {}, str(node.target)
+            if node.op != "call_function" and not (target.isprintable() and {*target}.isdisjoint('"\\')):
+                # torch.fx puts names into the code of a piece as they are, between quotes
+                raise Uncuttable(f"a layer is called {target!r}", "name layers by letters, digits and '_'")
             if node.op in ("get_attr", "call_module"):
                 parts[target] = operator.attrgetter(target)(net)
             if node.op == "get_attr" and target not in weights:

@@ -85,8 +85,10 @@ class Network(ModelPlugin):
             )
         known = {"num_classes": task.classes, **msgspec.structs.asdict(task)}
         taken = inspect.signature(make).parameters
+        given = {key: value for key, value in known.items() if key in taken} | self.options.with_
+        other = isinstance(make, type) and not issubclass(make, nn.Module)  # which may do anything as it is made
         try:
-            net = make(**{key: value for key, value in known.items() if key in taken} | self.options.with_)
+            net = None if other else make(**given)
         except Exception as error:
             raise UsageError(
                 f"{self.name} cannot be made: {in_words(error)}{_in(line_of(error))}",

@@ -87,11 +87,11 @@ def train_part(model: StagedModel, part: TrainedPart) -> None:
 
 
 def training_mode(stages: nn.Sequential, frozen: Collection[str]) -> nn.Sequential:
-    """The stages in training mode. Layers of which all is frozen stay in eval mode, so that their running statistics
-    stay, too."""
+    """The stages in training mode. Layers whose running statistics are frozen, and those without such of which all is,
+    stay in eval mode: the statistics stay, too."""
     stages.train()
     for path, layer in stages.named_modules() if frozen else ():
-        own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+        own = [*layer.named_buffers(recurse=False)] or [*layer.named_parameters(recurse=False)]
         if own and all(f"{path}.{name}" in frozen for name, _ in own):
             layer.training = False
     return stages

@@ -48,6 +48,9 @@ def with_networks(
     Args:
         models: as the experiment chooses them.
         near: the folder in which relative paths start.
+
+    Raises:
+        PluginError: a model's file is not there. An installed package is none, unless it is a plug-in.
     """
     every, names = list(specs), set()
     for model in models:
@@ -56,6 +59,10 @@ def with_networks(
         here, given = Path(os.path.abspath(near / code)), [Path(os.path.abspath(near / each)) for each in every]
         names.add(here.stem)
         if here.stem not in [each.stem for each in given] or (here.exists() and here not in given):
+            if not here.exists() and not plugin_code.offered(here.stem):
+                raise PluginError(
+                    f"model: there is no file {here}", hint="give the path of the network's file or folder"
+                )
             every.append(code)
         if "file" in model:
             model["file"] = here.name

@@ -154,8 +154,12 @@ def values_fault(report: Report, elapsed_s: float) -> str:
     """Why the numbers of a report cannot be true, whatever the task was, or ""."""
     if not math.isfinite(report.loss):
         return f"it reports a loss of {report.loss}"
-    if len(report.work) > MOST_PIECES:
-        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} are allowed"
+    if len(report.work) > MOST_PIECES or not {each.kind for each in report.work} <= KINDS:
+        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} of known kinds are allowed"
+    if not set(report.reference_s) <= ORIGINS or any(
+        not 0 <= value < math.inf for value in report.reference_s.values()
+    ):
+        return f"it reports {len(report.reference_s)} origins of reference seconds; {len(ORIGINS)} are known"
     return _amount_fault(report, elapsed_s) or _note_fault(report.notes)
 
 
@@ -175,8 +179,8 @@ def _amount_fault(report: Report, elapsed_s: float) -> str:
 
 
 def _note_fault(notes: Mapping[str, float]) -> str:
-    if len(notes) > MOST_NOTES or any(len(name) > MOST_TEXT for name in notes):
-        return f"it reports {len(notes)} notes; {MOST_NOTES} of {MOST_TEXT} characters are allowed"
+    if len(notes) > MOST_NOTES or any(len(name) > MOST_TEXT or not name.isprintable() for name in notes):
+        return f"it reports {len(notes)} notes; {MOST_NOTES} of {MOST_TEXT} printable characters are allowed"
     for name, value in notes.items():
         if not math.isfinite(value):
             return f"it reports {name} = {value}"
@@ -186,17 +190,11 @@ def _note_fault(notes: Mapping[str, float]) -> str:
 def _work_fault(bounds: Bounds, report: Report, elapsed_s: float) -> str:
     """Checks the pieces of work, and what they are said to take a reference."""
     most_s = 1.05 * elapsed_s + 1  # of one thread
-    if len(report.work) > MOST_PIECES or not {each.kind for each in report.work} <= KINDS:
-        return f"it reports {len(report.work)} pieces of work; {MOST_PIECES} of known kinds are allowed"
     for each in report.work:
         if each.size < 0 or each.count < 1 or not 0 <= each.cpu_s <= most_s or len(each.each_us) > MOST_KEPT:
             return f"it reports {each.count} pieces {each.kind} of {each.size} in {each.cpu_s:g} s"
         if any(us < 0 for us in each.each_us):
             return f"it reports a piece {each.kind} of negative length"
-    if not set(report.reference_s) <= ORIGINS or any(
-        not 0 <= value < math.inf for value in report.reference_s.values()
-    ):
-        return f"it reports {len(report.reference_s)} origins of reference seconds; {len(ORIGINS)} are known"
     if bounds.held != bool(report.reference_s) or sum(report.reference_s.values()) > MOST_CORES * most_s:
         return f"it reports {sum(report.reference_s.values()):g} CPU s on a reference"
     return ""

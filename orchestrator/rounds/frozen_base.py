@@ -30,7 +30,7 @@ class FrozenBase:
         if not self._frozen:
             return tensors
         keeper, names = self.kept.get(device, ("", []))
-        has = set(names) if keeper == agent else set()
+        has = self._frozen & set(names) if keeper == agent else frozenset()
         self._sent[device] = agent, sorted(has | (self._frozen & tensors.keys()))
         return {name: value for name, value in tensors.items() if name not in has}
 

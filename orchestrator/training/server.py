@@ -23,7 +23,7 @@ from edgebed.accelerator import settle, wait_for
 from edgebed.device.pieces import JOINED, STEP
 from edgebed.errors import DivergedError, EdgebedError, RunError
 from edgebed.methods.base import Method, Replies, ServerHalf
-from edgebed.methods.parts.aggregation import not_finite
+from edgebed.methods.parts.aggregation import not_finite, unfit
 from edgebed.methods.parts.shared_half import LOWER
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
@@ -365,7 +365,7 @@ class _HalfQueue:
         start_ns = now_ns()
         weights, spent = await self._read_half(self.half)
         self._reading = Reading(start_ns, now_ns(), tuple(self._seats), spent)
-        if why := not_finite(weights):
+        if why := unfit(weights):
             devices = ", ".join(self.half.devices)
             raise DivergedError(f"training diverged: in the server half of {devices} {why}", hint=LOWER)
         return weights

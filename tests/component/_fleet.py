@@ -47,7 +47,7 @@ from orchestrator.rounds.settings import QUEUED_UPLOADS, no_costs, round_setting
 from orchestrator.runs.folder import Saved
 from orchestrator.training.server import ServerTrainer
 from tests.all_rounds import run_all
-from tests.hostile.agent import Hostile
+from tests.hostile.agent import ATTACKS, Attack, Hostile
 from tests.memory_link import MemoryHub, MemoryLink
 
 R = TypeVar("R")
@@ -295,10 +295,11 @@ async def fleet(
     heartbeat_s: float = 0.1,
     connect: Connect | None = None,
     hostile: str = "",
+    attacks: Mapping[str, Attack] = ATTACKS,
     speed: Speed | None = None,
 ) -> AsyncIterator[Fleet]:
-    """Agents named in `devices` (name -> samples) that have joined and have their settings; one may be `hostile`. They
-    meet over `hub`, or over the links that `connect` makes. With `speed` they are paced by it."""
+    """Agents named in `devices` (name -> samples) that have joined and have their settings; one may be `hostile`, with
+    these `attacks`. They meet over `hub`, or over the links that `connect` makes. With `speed` they are paced by it."""
     warm_up_once()
     hub = hub or MemoryHub()
     connect = connect or (lambda name, will: MemoryLink(hub, will=will))
@@ -325,7 +326,7 @@ async def fleet(
         path = folder / f"{name}.safetensors"
         made.shards[name] = write_noise_shard(path, samples, (shapes or {}).get(name, SHAPE))
         settings = AgentSettings("", 0, "", "", FLEET, name, path)
-        agent = _hostile(made, settings) if name == hostile else make_agent(made, settings)
+        agent = _hostile(made, settings, attacks) if name == hostile else make_agent(made, settings)
         agents.append(asyncio.create_task(agent.run()))
     try:
         await controller.membership.wait_joined(60)
@@ -373,6 +374,7 @@ def buggy(device: str, inner: DeviceHalf) -> DeviceHalf:
     return half
 
 
-def _hostile(made: Fleet, settings: AgentSettings) -> Hostile:
+def _hostile(made: Fleet, settings: AgentSettings, attacks: Mapping[str, Attack]) -> Hostile:
     data = made.data[settings.device] = made.connect(f"{settings.device}-data", None)
-    return Hostile(settings, new_incarnation(), made.connect(f"{settings.device}-control", None), data, names=2000)
+    control = made.connect(f"{settings.device}-control", None)
+    return Hostile(settings, new_incarnation(), control, data, names=2000, attacks=attacks)

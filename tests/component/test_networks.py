@@ -104,6 +104,17 @@ def test_a_classifier_of_torchvision_needs_its_package_in_the_image(folder: Path
     assert read_plugin(code).told.requirements == ("torchvision==0.28.0",)
 
 
+def test_a_package_that_is_installed_is_no_file_of_a_network(folder: Path) -> None:
+    """An experiment without any code beside it ran a command, as soon as it was checked."""
+    ran = folder / "ran"
+    model = {"file": "psutil", "class": "Popen", "with": {"args": ["touch", str(ran)]}}
+    path = folder / "e.yaml"
+    path.write_bytes(msgspec.json.encode(experiment(model, {"name": "fedavg"})))
+    with pytest.raises(UsageError, match="there is no file"):
+        checked(path, everything=True)
+    assert not ran.exists()
+
+
 def test_the_place_of_a_missing_file_is_told(folder: Path) -> None:
     path = folder / "e.yaml"
     path.write_bytes(msgspec.json.encode(experiment({"file": "nets.py", "class": "Net"}, {"name": "fedavg"})))

@@ -15,7 +15,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +25,7 @@ import zstandard
 from edge_agent.__main__ import settings_from
 from edge_agent.settings import AgentSettings, new_incarnation, presence
 from edgebed.datasets.shard import read_shard
+from edgebed.device.kept import KeptStates
 from edgebed.errors import TransferError
 from edgebed.link.base import Link
 from edgebed.link.connection import Address
@@ -32,7 +33,7 @@ from edgebed.link.endpoint import TransferEndpoint
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.receiver import ReceivedTransfer
 from edgebed.methods.base import Outgoing, Trained, find_half
-from edgebed.models.staged import MODELS, Weights
+from edgebed.models.staged import EXTRA, MODELS, Weights, with_prefix
 from edgebed.wire.codecs import decode_tensors, encode_tensors
 from edgebed.wire.frames import pack_chunk
 from edgebed.wire.messages import (
@@ -71,11 +72,13 @@ class Work:
 
     task: Task
     samples: int
+    sent: Weights
     uploads: list[Weights]
     trained: Trained
 
     def report(self, **lies: object) -> Report:
-        honest = msgspec.structs.replace(HONEST, samples=self.samples, batches=len(self.uploads))
+        batches = len(self.uploads) or self.trained.batches
+        honest = msgspec.structs.replace(HONEST, samples=self.samples, batches=batches)
         return msgspec.structs.replace(honest, **lies)
 
 
@@ -83,10 +86,20 @@ class Hostile:
     """Args:
     control, data: its connections to the broker.
     names: how many names of devices it invents.
+    attacks: one for each round; `ATTACKS` if not given.
     """
 
-    def __init__(self, settings: AgentSettings, incarnation: str, control: Link, data: Link, names: int) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        incarnation: str,
+        control: Link,
+        data: Link,
+        names: int,
+        attacks: Mapping[str, Attack] | None = None,
+    ) -> None:
         self._settings, self._incarnation, self.names = settings, incarnation, names
+        self._attacks, self._states = list((attacks or ATTACKS).values()), KeptStates()
         self._control, self.data = control, data
         self.device, self.topics = settings.device, Topics(settings.fleet)
         self._shard = read_shard(settings.shard)
@@ -161,16 +174,16 @@ class Hostile:
         while True:
             task, body = await self._tasks.get()
             self._task = task.id
-            name = list(ATTACKS)[task.round % len(ATTACKS)]
             work = await asyncio.to_thread(self._train, task, body)
             with contextlib.suppress(TransferError):
-                await ATTACKS[name](self, work)
+                await self._attacks[task.round % len(self._attacks)](self, work)
 
     def _train(self, task: Task, body: bytes) -> Work:
         torch.set_num_threads(1)
         assignment = msgspec.structs.replace(task.assignment, cpus=1.0)
         model = MODELS.create(assignment.model).build(assignment.learns)
-        model.load(decode_tensors(body))
+        sent = decode_tensors(body)
+        model.load({**sent, **self._states.begin(task.run, task.state or "")})
         batches = self._shard.batches(assignment.batch_size, assignment.epochs, assignment.max_batches, assignment.seed)
         half = find_half(assignment.objective)(model, assignment, batches)
         uploads: list[Weights] = []
@@ -179,9 +192,11 @@ class Hostile:
             try:
                 out: Outgoing = half.send(reply)
             except StopIteration as stop:
-                return Work(task, self._shard.samples, uploads, stop.value)
+                self._states.keep(task.run, task.id, stop.value.state)
+                return Work(task, self._shard.samples, sent, uploads, stop.value)
             uploads.append({name: value.clone() for name, value in out.tensors.items()})
-            reply = {"gradient": torch.zeros_like(out.tensors["features"])} if out.wait else None
+            features = out.tensors.get("features", out.tensors.get("values"))
+            reply = {"gradient": torch.zeros_like(features)} if out.wait and features is not None else None
 
     async def uploads(self, work: Work, count: int | None = None) -> None:
         for batch, tensors in enumerate(work.uploads[:count]):
@@ -194,7 +209,8 @@ class Hostile:
         """All honest uploads, and an update with a lie."""
         await self.uploads(work)
         header = Update(self.device, work.task.id, work.report(**lies))
-        await self.send(header, encode_tensors(change(work.trained.weights), Codec()))
+        tensors = {**work.trained.weights, **with_prefix(work.trained.extra, EXTRA)}
+        await self.send(header, encode_tensors(change(tensors), Codec()))
 
 
 # ---- the attacks ----
@@ -351,6 +367,7 @@ ATTACKS: dict[str, Attack] = {
     "a reason of 800 kB": lambda agent, work: agent.send(Failure(agent.device, work.task.id, "why " * 200_000), b""),
     "poison 9e17 in all weights": changed(filled(9e17)),
     "10000 notes": lie(notes={str(number): 1.0 for number in range(10_000)}),
+    "a note that a terminal obeys": lie(notes={TERMINAL: 1.0}),
     "a control message of 6 MiB": publishes(statuses, "long statuses sent"),
     "40 MiB of phases": publishes(filling, "phases sent"),
     "facts of 6 MiB, names of 4 MiB": publishes(presences, "presences sent"),
@@ -387,6 +404,7 @@ SAID = {
     "a reason of 800 kB": "why why",
     "poison 9e17 in all weights": "max_update_norm",
     "10000 notes": "reports 10000 notes",
+    "a note that a terminal obeys": "reports 1 notes",
     "a control message of 6 MiB": "long statuses sent",
     "40 MiB of phases": "phases sent",
     "facts of 6 MiB, names of 4 MiB": "presences sent",

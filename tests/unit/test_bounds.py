@@ -25,6 +25,7 @@ from orchestrator.rounds.bounds import (
     update_bytes,
     upload_bytes,
     upload_fault,
+    values_fault,
 )
 from orchestrator.testing.rounds import BATCH, CLASSES, SCHEDULE, make_method, small_model, view
 
@@ -139,11 +140,15 @@ def test_a_device_of_several_cores_uses_more_cpu_time_than_passes(name: str) -> 
         ({"memory_mib": 1e30}, "memory_mib"),
         ({"notes": {"train_from": math.nan}}, "train_from"),
         ({"notes": {str(n): 0.0 for n in range(1000)}}, "1000 notes"),
+        ({"notes": {"\x1b]52;c;ZXZpbA==\x1b": 0.0}}, "1 notes"),
+        ({"notes": {"\x1b[2K": math.nan}}, "1 notes"),
     ],
 )
 def test_a_report_that_cannot_be_true_is_named(change: dict[str, Any], said: str) -> None:
     report = msgspec.structs.replace(HONEST, **change)
-    assert said in report_fault(bounds(), report, 2.0)
+    why = report_fault(bounds(), report, 2.0)
+    assert said in why
+    assert why.isprintable()
 
 
 def test_bytes_are_compared_with_what_was_seen() -> None:
@@ -188,3 +193,14 @@ def test_pieces_of_work_that_cannot_be_are_refused(changes: dict[str, Any]) -> N
 
 def test_a_device_that_keeps_no_reference_reports_none() -> None:
     assert report_fault(bounds(), msgspec.structs.replace(HONEST, reference_s={"recorded": 1.0}), 2.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"work": (PieceTimes("\x1b[2K", 1, 1, 0.1),)}, {"reference_s": {"\x1b[2K": 1.0}}, {"notes": {"\x1b[2K": 1.0}}],
+)
+def test_names_that_a_terminal_obeys_are_in_no_report(change: dict[str, Any]) -> None:
+    """Also in that of a serving node, which has no bounds of a task."""
+    assert values_fault(HONEST, 2.0) == ""
+    assert values_fault(msgspec.structs.replace(HONEST, **change), 2.0).isprintable()
+    assert values_fault(msgspec.structs.replace(HONEST, **change), 2.0)

@@ -3,9 +3,11 @@ be cut."""
 
 from __future__ import annotations
 
+import builtins
 import copy
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +214,25 @@ def test_code_that_is_none_of_the_plug_in_is_never_called(spec: dict[str, Any]) 
     """A board that takes no code would run it, were the orchestrator's word enough."""
     with pytest.raises(UsageError, match="has no"):
         MODELS.create(spec).build(TASKS["pictures"])
+
+
+def test_a_class_that_is_no_network_is_never_made() -> None:
+    """A task could make any object of a plug-in that is installed on a board."""
+    with pytest.raises(UsageError, match=r"NoNetwork of networks\.py makes no torch\.nn\.Module"):
+        network("NoNetwork", **{"with": {"command": "true"}}).build(TASKS["pictures"])
+    assert sys.modules["networks"].NoNetwork.made == []
+
+
+CODE = 'x", setattr(__import__("builtins"), "planted", True) or (lambda x: x) or "'
+
+
+@pytest.mark.parametrize("name", [CODE, "a\\", "a\n"])
+def test_the_name_of_a_layer_becomes_no_code(name: str) -> None:
+    """torch.fx writes names into the code of a piece, between quotes: what `with` says of them came to be run."""
+    task = TASKS["rows of a table"]
+    model = make(network("Named", **{"with": {"names": ["a", name, "b"]}}), task)
+    model(batch(task)[0])
+    assert not hasattr(builtins, "planted")
+    assert model.stage_names == ["network"]
+    assert "a layer is called" in model.uncut
+    assert len(make(network("Named", **{"with": {"names": ["a-1", "b 2"]}}), task)) > 1

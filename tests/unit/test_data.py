@@ -211,6 +211,15 @@ def test_the_keys_of_edgebed_are_no_data(by: str, tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("path", ["loop", "nul\0"])
+def test_a_path_that_leads_nowhere_is_refused_in_words(path: str, tmp_path: Path) -> None:
+    """They ended in tracebacks: an archive of others may hold such a link."""
+    (tmp_path / "loop").symlink_to(tmp_path / "pool")
+    (tmp_path / "pool").symlink_to(tmp_path / "loop")
+    with pytest.raises(UsageError, match=r"loop|nul"):
+        prepare_data(experiment(data={"name": "text", "path": path}), DEVICES, tmp_path, near=tmp_path / "e.yaml")
+
+
 def test_the_file_of_a_run_names_its_data_whatever_folder_it_is_read_in(npz: Path, tmp_path: Path) -> None:
     wanted = experiment(data={"name": "npz", "path": "n.npz"})
     kept = parse(resolved(wanted, tmp_path / "e.yaml", {"name": "fedavg"}, 1.0).decode(), tmp_path)[0]

@@ -64,3 +64,12 @@ def test_so_many_devices_work_at_once_and_any_idle_one_is_next() -> None:
 
 def test_all_devices_work_by_default() -> None:
     assert len(made(buffer=2, devices=4).lanes([view("a")])) == 4
+
+
+def test_an_update_from_a_later_step_than_the_server_s_counts_as_fresh() -> None:
+    """Of a checkpoint that was edited, say."""
+    method = made(buffer=2)
+    w = weights_of(8.0)
+    for _ in range(2):
+        w = method.merge(w, [contribution(8, 4, 3)])
+    assert w["fc.weight"].flatten().tolist() == [4.0, 4.0]

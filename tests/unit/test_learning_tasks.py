@@ -100,6 +100,18 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
         load({"name": "text", "path": "a.txt"}, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["zero", "pipe"])
+def test_only_a_file_is_read_as_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A line of /dev/zero never ends, and fills the memory; a pipe is waited for."""
+    read: list[Path] = []
+    monkeypatch.setattr(pd, "read_csv", lambda path, **_: read.append(path) or pd.DataFrame({"a": [1]}))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=name):
+        load({"name": "table", "path": name, "target": "kind"}, tmp_path)
+    assert read == []
+
+
 def table(folder: Path, **columns: object) -> Path:
     pd.DataFrame(columns).to_csv(folder / "a.csv", index=False)
     return folder

@@ -113,7 +113,20 @@ def test_a_control_variate_that_does_not_follow_from_the_weights_is_refused() ->
     sent = method.task_weights(small_model().weights(), work)
     update = {name: value + 0.1 if value.is_floating_point() else value for name, value in sent.items()}
     honest = {name: torch.full_like(value, -0.1 / 0.05 / 3) for name, value in method.c.items()}
-    report = msgspec.structs.replace(UNMEASURED, batches=3)
+    report = msgspec.structs.replace(UNMEASURED, samples=10, batches=3)
     assert method.decode_update(work, report, sent, update, honest) is update
     with pytest.raises(RunError, match="does not follow"):
         method.decode_update(work, report, sent, update, {name: -value for name, value in honest.items()})
+
+
+@pytest.mark.parametrize("said", [0, 1, 2])
+def test_a_control_variate_of_fewer_batches_than_were_asked_for_is_refused(said: int) -> None:
+    """It is larger by the batches that the report leaves out, with the same update: with 100 batches 100 times."""
+    method = made()
+    work = method.plan(0, [view("a")], PLAIN).assignments["a"]
+    sent = method.task_weights(small_model().weights(), work)
+    update = {name: value + 0.1 if value.is_floating_point() else value for name, value in sent.items()}
+    lied = {name: torch.full_like(value, -0.1 / 0.05 / max(1, said)) for name, value in method.c.items()}
+    report = msgspec.structs.replace(UNMEASURED, samples=10, batches=said)
+    with pytest.raises(RunError, match="does not follow"):
+        method.decode_update(work, report, sent, update, lied)

@@ -162,15 +162,18 @@ def test_a_server_half_trains_and_gives_its_part_only() -> None:
     )
 
 
-def test_frozen_batch_norm_keeps_its_statistics() -> None:
-    model = built({"name": "resnet-tiny", "trainable": ["md8", "md3.*.bn"]}, PICTURES)
+@pytest.mark.parametrize(
+    ("trainable", "with_statistics"), [(["md8", "md3.*.bn"], True), (["*.bn.weight", "*.bn.bias"], False)]
+)
+def test_frozen_batch_norm_keeps_its_statistics(trainable: list[str], with_statistics: bool) -> None:
+    model = built({"name": "resnet-tiny", "trainable": trainable}, PICTURES)
     before = {name: value.clone() for name, value in model.weights().items()}
     part = DevicePart(model, task_at("a", {}, PICTURES, len(model), "output"))
     x = torch.randn(8, 1, 8, 8)
     part.step(loss_of(part.forward(x), torch.arange(8) % 4), 8)
     moved = {name for name, value in model.weights().items() if not torch.equal(value, before[name])}
     assert moved == set(trained_names(model, part.assignment))
-    assert any(name.endswith("running_mean") for name in moved)
+    assert any(name.endswith("running_mean") for name in moved) == with_statistics
 
 
 # ---- methods ----
@@ -285,3 +288,11 @@ def test_an_agent_keeps_the_base_between_tasks_and_never_sends_it() -> None:
         done(device, part, "b2")
     with pytest.raises(UsageError, match="frozen weights never came"):
         done(trainer(), part, "b1")
+
+
+def test_an_agent_lets_go_of_what_a_task_brought_beside_weights() -> None:
+    model, device = built(LORA), trainer()
+    whole = {name: model.weights()[name] for name in model.names_below(len(model), head=False)}
+    done(device, {**whole, "given.c": torch.ones(3), "kept.left_out": torch.ones(3)}, "b1")
+    _, kept = vars(device)["_built"]
+    assert (kept.given, kept.kept) == ({}, {})

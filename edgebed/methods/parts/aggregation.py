@@ -93,6 +93,12 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
+def unfit(tensors: Mapping[str, Tensor]) -> str:
+    """Names the first tensor that holds values that are not finite, or whose square overflows float32; else ""."""
+    large = (name for name, value in tensors.items() if value.is_floating_point() and (value.abs() > MOST).any())
+    return not_finite(tensors) or next((f"{name!r} holds values above {MOST:g}" for name in large), "")
+
+
 def impossible(reference: Mapping[str, Tensor], update: Mapping[str, Tensor], batches: int) -> str:
     """Why `update` cannot be the result of training `reference` for so many batches, or "": a weight whose square
     overflows float32, a negative variance, or a count of batches far from that of the task. `update` is finite and

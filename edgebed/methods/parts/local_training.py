@@ -37,7 +37,7 @@ from edgebed.wire.settings import LearningTask, Optimizer
 Half = Generator[Outgoing, Weights | None, Trained]
 
 
-def count_batches(samples: int, schedule: Schedule) -> int:
+def count_batches(samples: int, schedule: Schedule | Assignment) -> int:
     """Ñ: mini-batches of a round."""
     return len(batch_bounds(samples, schedule.batch_size, schedule.max_batches)) * schedule.epochs
 
