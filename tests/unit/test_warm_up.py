@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -40,3 +42,11 @@ def test_warm_up_trains_a_whole_model_and_a_device_half(monkeypatch: pytest.Monk
     finally:
         torch.set_num_threads(threads)
     assert done == [("output", 4), ("head", 4)]
+
+
+@pytest.mark.parametrize("module", ["edge_agent.training", "orchestrator.training.child"])
+def test_garbage_collection_does_not_look_at_what_is_loaded(module: str) -> None:
+    """A whole collection would take the CPU time of ten batches, in one of them."""
+    code = f"import gc; from {module} import warm_up; warm_up(); print(len(gc.get_objects()))"
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(left) < 10_000
