@@ -135,8 +135,7 @@ class MethodRun:
     async def begin(self) -> None:
         """Write the first records, and prepare the method. Afterwards the fleet is free. Raises as `execute`."""
         self._watch.run(self._method.name, self.folder.path, self._experiment.training.rounds)
-        saved = self._saved
-        saved = saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
+        saved = self._saved or Saved({k: v.clone() for k, v in self._request.model.weights().items()}, Progress(), {})
         self._open = True
         if not self._goes_on:
             await self._fleet.reset()
@@ -263,10 +262,11 @@ class MethodRun:
         """Everything up to the first round."""
         await self._set_up()
         if saved.progress.round:
-            self._method.restore(saved.progress.method, saved.tensors)
-            self._restore_states(saved.progress.simulation.get("states", {}))
-            for device, (agent, names) in saved.progress.simulation.get("frozen", {}).items():
-                self._settings.base.kept[device] = agent, names
+            with self.folder.fitting():
+                self._method.restore(saved.progress.method, saved.tensors)
+                self._restore_states(saved.progress.simulation.get("states", {}))
+                for device, (agent, names) in saved.progress.simulation.get("frozen", {}).items():
+                    self._settings.base.kept[device] = agent, names
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress, saved.in_hand)
