@@ -64,6 +64,7 @@ TRANSCRIPT = "shows what is printed; tests/unit and tests/component hold it"
 
 NOT_PLAYED = {
     "README.md": {WHOLE_PAGE: f"sets up the tree, then an overview: {PLACEHOLDERS}"},
+    "AGENTS.md": {WHOLE_PAGE: "sets up the tree, and runs the tests themselves"},
     "CONTRIBUTING.md": {WHOLE_PAGE: "sets up the tree, and runs the tests themselves"},
     "SECURITY.md": {WHOLE_PAGE: PLACEHOLDERS},
     "benchmarks/README.md": {WHOLE_PAGE: "takes minutes to hours, and measures time"},
