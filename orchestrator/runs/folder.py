@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from edgebed.errors import FileError, UsageError
+from edgebed.errors import FileError, UsageError, in_words
 from edgebed.models.staged import Weights
 from edgebed.plugin_code import PluginCode, write_plugins
 from orchestrator.experiment import Experiment
@@ -127,6 +127,17 @@ class RunFolder:
         if not self.checkpoint.exists() and not self.previous.exists():
             return None
         raise UsageError("; ".join(damage), hint="run the experiment anew")
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Where a run takes back what its checkpoint holds. Raises UsageError for what is none of this run's."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
+            raise UsageError(
+                f"{self.checkpoint} was changed, or is of another version: {in_words(error)}",
+                hint="run the experiment anew",
+            ) from error
 
     def ending(self) -> Ending | None:
         """How the run ended; None where it still runs, or was killed. The file is searched from its end, where records

@@ -266,10 +266,11 @@ class MethodRun:
         """Everything up to the first round."""
         await self._set_up()
         if saved.progress.round:
-            self._method.restore(saved.progress.method, saved.tensors)
-            self._restore_states(saved.progress.simulation.get("states", {}))
-            for device, (agent, names) in saved.progress.simulation.get("frozen", {}).items():
-                self._settings.base.kept[device] = agent, names
+            with self.folder.fitting():
+                self._method.restore(saved.progress.method, saved.tensors)
+                self._restore_states(saved.progress.simulation.get("states", {}))
+                for device, (agent, names) in saved.progress.simulation.get("frozen", {}).items():
+                    self._settings.base.kept[device] = agent, names
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
         self._loop.start(saved.weights, saved.progress, saved.in_hand)

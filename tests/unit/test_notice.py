@@ -78,7 +78,7 @@ def test_nobody_there_is_told_and_a_wrong_address_is_refused_before_the_run() ->
     assert "was not taken" in said[0]
     assert "secret" not in said[0]
     for wrong in ("ftp://host/x", "host", "file:///etc/passwd"):
-        with pytest.raises(UsageError, match="no address of HTTP"), notice(wrong, "demo", said.append):
+        with pytest.raises(UsageError, match="is not an HTTP address"), notice(wrong, "demo", said.append):
             pytest.fail("the run began")
     with notice(None, "demo", said.append):
         pass
