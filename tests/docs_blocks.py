@@ -50,7 +50,7 @@ class Block:
 def pages() -> list[str]:
     """Every page of the documentation, relative to the repository."""
     docs = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", *docs]
+    return ["README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", *docs]
 
 
 def blocks(page: str) -> list[Block]:

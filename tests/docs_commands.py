@@ -33,7 +33,7 @@ class Played:
 
 PLAYED = {
     "docs/howto/compare.md": Played(makes=("figures.pdf", "figures.caption.txt", "table.tex"), fleet=True),
-    "docs/howto/share-a-host.md": Played(makes=("lab/events.log",), fleet=True),
+    "docs/howto/share-a-host.md": Played(fleet=True),
     "docs/howto/boards-beside-containers.md": Played(),
     "docs/howto/swarm.md": Played(),
     "docs/howto/scenario.md": Played(makes=("lab/records/scenario_step.csv",), rounds=5),
@@ -64,6 +64,7 @@ TRANSCRIPT = "shows what is printed; tests/unit and tests/component hold it"
 
 NOT_PLAYED = {
     "README.md": {WHOLE_PAGE: f"sets up the tree, then an overview: {PLACEHOLDERS}"},
+    "AGENTS.md": {WHOLE_PAGE: "sets up the tree, and runs the tests themselves"},
     "CONTRIBUTING.md": {WHOLE_PAGE: "sets up the tree, and runs the tests themselves"},
     "SECURITY.md": {WHOLE_PAGE: PLACEHOLDERS},
     "benchmarks/README.md": {WHOLE_PAGE: "takes minutes to hours, and measures time"},
@@ -89,6 +90,7 @@ NOT_PLAYED = {
         "edgebed fleet push-image": SWARM,
         "edgebed calibrate": SWARM,
     },
+    "docs/howto/share-a-host.md": {"edgebed run lab/experiment.yaml --log-file": "runs again what other pages run"},
     "docs/howto/scenario.md": {"sudo": "needs root; tests/e2e/test_scenario.py runs scenarios on limited devices"},
     "docs/howto/own-broker.md": {"edgebed run lab/experiment.yaml --broker mqtts": "needs a broker on another host; "
                                  "tests/component/test_own_broker.py has one with TLS"},
