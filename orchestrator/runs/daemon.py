@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -103,12 +104,21 @@ class FleetFolder:
             return (self.folder / "failure").read_text("utf-8")
         return self.progress()
 
+    @contextlib.contextmanager
+    def nearby(self) -> Iterator[Path]:
+        """The folder by a short name, for a socket: the path of one has at most 107 bytes."""
+        handle = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield Path(f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
+
     def ask(self) -> FleetState:
         """The state of the fleet now. Raises FleetError when the daemon does not answer."""
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
+            with self.nearby() as here, socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ANSWER_S)
-                connection.connect(str(self.socket))
+                connection.connect(str(here / self.socket.name))
                 with connection.makefile("rb") as stream:
                     return msgspec.json.decode(stream.read(), type=FleetState)
         except (OSError, msgspec.DecodeError) as error:
@@ -192,7 +202,8 @@ async def _stand(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> None:
         # Made under another name and then renamed, so that the socket can be connected to as soon as it exists.
         hidden = place.folder / "socket.part"
         hidden.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(answer, hidden)
+        with place.nearby() as here:
+            server = await asyncio.start_unix_server(answer, here / hidden.name)
         hidden.chmod(0o600)
         hidden.rename(place.socket)
         try:

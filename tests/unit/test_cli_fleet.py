@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from edgebed.errors import UsageError
+from edgebed.errors import FleetError, UsageError
 from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.spec.profile import Limits
@@ -94,3 +95,13 @@ def test_an_interrupted_start_removes_what_stands_already(tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         up(path)
     assert [place.folder.name for place in ended] == ["f"]
+
+
+def test_a_standing_fleet_answers_from_a_folder_with_a_long_path(tmp_path: Path) -> None:
+    """The path of a socket has at most 107 bytes."""
+    place = daemon.FleetFolder(tmp_path / ("deep" * 30))
+    place.folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as server, place.nearby() as here:
+        server.bind(str(here / place.socket.name))
+        with pytest.raises(FleetError, match=r"does not answer: .*refused"):  # nobody listens, but it is found
+            place.ask()

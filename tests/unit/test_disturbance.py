@@ -162,7 +162,7 @@ def test_the_comparison_says_how_many_rounds_were_disturbed() -> None:
     made = compare([calm, rough, summarise(Synthetic().records)])
     assert [text["disturbed_rounds"] for text in made.texts] == ["0", "2", "–"]
     (note,) = [note for note in made.notes if "disturbed" in note]
-    assert note.startswith("rough: the host disturbed 2 of 4 rounds (other programs in 2): end what")
+    assert note.startswith("rough: the host disturbed 2 of 4 rounds (other programs in 2): stop the other load")
 
 
 def test_the_report_names_what_disturbed_a_round() -> None:
