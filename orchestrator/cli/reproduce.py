@@ -33,6 +33,13 @@ from orchestrator.runs.find import runs_folder
 TABLES = shipped("profiles") / "experiments" / "papers"
 RESULTS, DOCS = Path("results"), Path("docs")
 
+Scale = Annotated[
+    str,
+    typer.Option(
+        metavar=f"<{'|'.join(SCALES)}>", help="Size: digits takes minutes, real hours; full is the paper's own."
+    ),
+]
+
 
 def command(
     name: Annotated[
@@ -42,12 +49,7 @@ def command(
             autocompletion=lambda incomplete: [path.stem for path in _tables() if path.stem.startswith(incomplete)],
         ),
     ] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            metavar=f"<{'|'.join(SCALES)}>", help="Size: digits takes minutes, real hours; full is the paper's own."
-        ),
-    ] = "digits",
+    scale: Scale = "digits",
     seeds: Annotated[
         str | None, typer.Option(metavar="<1,2,3>", help="Seeds.", show_default="those of the file")
     ] = None,
