@@ -95,3 +95,9 @@ def test_the_example_of_a_section_stands_in_the_experiment_that_was_run(name: st
     (entry,) = yaml.safe_load(example)["methods"]
     assert entry in EXAMPLES
     assert METHODS.create(entry).name == name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_pages_count_the_methods(page: str) -> None:
+    told = re.findall(r"(\d+) methods", (DOCS.parent / page).read_text("utf-8"))
+    assert set(told) == {str(len(METHODS.names()))}
