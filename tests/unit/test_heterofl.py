@@ -210,8 +210,8 @@ def test_statistics_that_cannot_be_are_refused() -> None:
     assert opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), update)[1].keys() == set(MEANS)
     variance = update["extra.md1.norm.running_var"]
     for wrong, said in ((-variance, "holds a variance of -"), (variance * 1e30, r"holds values above 1e\+18")):
+        told = {**update, "extra.md1.norm.running_var": wrong}
         with pytest.raises(RunError, match=said):
-            told = {**update, "extra.md1.norm.running_var": wrong}
             opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), told)
 
 
