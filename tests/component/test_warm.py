@@ -21,8 +21,8 @@ def python(*arguments: str, **options: object) -> subprocess.CompletedProcess[st
 
 
 def test_it_has_the_arguments_the_folder_the_environment_and_the_input_of_its_client(tmp_path: Path) -> None:
-    done = python("-c", SAYS, "a b", cwd=tmp_path, env={"ONLY": "1"}, input="given")
-    assert done.stdout == f"['-c', 'a b'] {tmp_path} ['ONLY'] given True\n"
+    done = python("-c", SAYS, "a b", cwd=tmp_path, env={"ONLY": "1", "LC_ALL": "C.UTF-8"}, input="given")
+    assert done.stdout == f"['-c', 'a b'] {tmp_path} ['LC_ALL', 'ONLY'] given True\n"
 
 
 def test_modules_and_files_are_main_and_ours_are_not_loaded_before(tmp_path: Path) -> None:
