@@ -1,4 +1,4 @@
-"""Python programs that find torch loaded: each is forked from a process that has loaded it, once for a worker of pytest.
+"""Python programs that find torch loaded: each is forked from a process that has loaded it, one for a worker of pytest.
 
 A new process takes seconds to load torch and, at the first optimizer, its compiler. What a test proves of a command
 needs no new process, unless it is about how that process starts, or about its signals. Our own modules are not loaded

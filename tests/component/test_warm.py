@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
 import subprocess
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_modules_and_files_are_main_and_ours_are_not_loaded_before(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("code", "wanted"),
-    [("pass", 0), ("raise SystemExit(7)", 7), ("raise ValueError('no')", 1), ("import os; os.kill(os.getpid(), 9)", -9)],
+    [("pass", 0), ("exit(7)", 7), ("raise ValueError('no')", 1), ("import os; os.kill(os.getpid(), 9)", -9)],
 )
 def test_it_ends_as_its_program_ends(code: str, wanted: int) -> None:
     done = python("-c", code)
@@ -42,9 +42,10 @@ def test_it_ends_as_its_program_ends(code: str, wanted: int) -> None:
 
 
 async def test_a_program_whose_client_is_killed_is_killed() -> None:
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-    with subprocess.Popen([*warm.python(), "-c", code], stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        program = psutil.Process(int(client.stdout.readline()))
-        os.kill(client.pid, signal.SIGTERM)
-        await until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
+    command = [*warm.python(), "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"]
+    client = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert client.stdout is not None
+    program = psutil.Process(int(await client.stdout.readline()))
+    client.terminate()
+    await until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
+    assert await client.wait() == -signal.SIGTERM
