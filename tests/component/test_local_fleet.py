@@ -216,18 +216,18 @@ SPIN = "import sys\nprint('spinning', flush=True)\nwhile True: pass"
 
 @pytest.mark.alone
 async def test_limits_hold_while_other_programs_want_every_core(tmp_path: Path) -> None:
-    async with standing_fleet(small_fleet(tmp_path, 0.8, 0.4), backend="local", dilation="off") as controller:
-        spinners = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN, stdout=subprocess.PIPE)
-            for _ in range(os.cpu_count() or 1)
-        ]
-        try:
-            for spinner in spinners:
-                assert spinner.stdout is not None
-                await spinner.stdout.readline()
+    spinners = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN, stdout=subprocess.PIPE)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        for spinner in spinners:
+            assert spinner.stdout is not None
+            await spinner.stdout.readline()
+        async with standing_fleet(small_fleet(tmp_path, 0.8, 0.4), backend="local", dilation="off") as controller:
             good = await short_calibration(controller)
             assert [row for row in good.rows if row.quantity == "cpu busy" and row.judged and not row.passed] == []
-        finally:
-            for spinner in spinners:
-                spinner.kill()
-                await spinner.wait()
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            await spinner.wait()

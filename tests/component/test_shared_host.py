@@ -33,13 +33,12 @@ from orchestrator.records.host_records import HostRound
 from orchestrator.records.timeline.disturbance import TaskWork, not_got_s
 from orchestrator.records.types import Record, RoundFinished, RoundStarted
 from orchestrator.runs.session import standing_fleet
-from tests import warm
 from tests.component._faults import small_fleet
 from tests.hangs import run
 
 pytestmark = [pytest.mark.root, pytest.mark.mosquitto]
 
-EDGEBED = ("-c", "from orchestrator.cli import main; main()")
+EDGEBED = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
 DEADLINE_S = 20.0
 
 
@@ -77,7 +76,7 @@ async def test_an_idle_fleet_counts_until_its_process_is_killed(tmp_path: Path) 
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
 
     def edgebed(*arguments: str) -> Any:
-        done = run([*warm.python(), *EDGEBED, *arguments], env=environment)
+        done = run([*EDGEBED, *arguments], env=environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) if done.stdout else None
 

@@ -1,5 +1,5 @@
-"""A host with a boards service, and boards beside it: network namespaces with key stores and clocks of their own, and a
-container that is emulated for arm64."""
+"""A host with a boards service, and boards beside it: network namespaces with environments, key stores and clocks of
+their own, and a container that is emulated for arm64."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests import warm
 from tests.e2e.wheel import ROOT, Installed
 
 PREFIX = "ebtest"
@@ -106,14 +105,14 @@ class Host:
         self._env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGEBED_RUNS": str(self.runs)}
         self._serving: subprocess.Popen[str] | None = None
 
-    def start(self, *arguments: str, python: Sequence[str] = (sys.executable,)) -> subprocess.Popen[str]:
-        command = [*python, "-m", "orchestrator", *arguments]
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "orchestrator", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=ROOT, env=self._env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
     def edgebed(self, *arguments: str) -> str:
         """What the command prints. Raises RuntimeError where it fails."""
-        process = self.start(*arguments, python=warm.python() if arguments[0] == "boards" else (sys.executable,))
+        process = self.start(*arguments)
         said = process.communicate()[0]
         if process.returncode:
             raise RuntimeError(said.strip())
@@ -148,19 +147,19 @@ class Host:
 
 
 class Board:
-    """A board in a namespace, with keys and clocks of its own.
+    """A board in a namespace, with the wheel in an environment of its own.
 
     Args:
         wall_s, since_boot_s: by how much its clock and its seconds since boot are ahead of the host's.
     """
 
-    def __init__(self, name: str, space: str, folder: Path, wheel: Installed, wall_s: float, since_boot_s: int) -> None:
+    def __init__(self, name: str, space: str, folder: Path, wheel: Path, wall_s: float, since_boot_s: int) -> None:
         self.name, self.folder, self.keys = name, folder / name, folder / name / "keys"
         self.wall_s, self.since_boot_s = wall_s if FAKETIME_LIBRARIES else 0.0, since_boot_s
         self.log = folder / f"{name}.log"
         self._space, self._process = space, None
         self.folder.mkdir()
-        self._agent = str(wheel.python.parent / "edgebed-agent")
+        self._agent = str(Installed(self.folder, wheel).python.parent / "edgebed-agent")
 
     @property
     def about(self) -> str:

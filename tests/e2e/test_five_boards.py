@@ -30,7 +30,7 @@ from tests.e2e.boards_lab import (
     Network,
     until,
 )
-from tests.e2e.wheel import Installed
+from tests.e2e.wheel import build_wheel
 
 R = TypeVar("R")
 
@@ -80,8 +80,9 @@ class Story:
 
 
 class FiveBoards:
-    def __init__(self, folder: Path, network: Network, wheel: Installed) -> None:
+    def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.host, self.story = folder, Host(folder), Story()
+        wheel = build_wheel(folder)
         self.plain = Board("plain", network.join("plain", "10.97.0.11"), folder, wheel, 1500, DAY_S)
         self.revoked = Board("revoked", network.join("revoked", "10.97.0.12"), folder, wheel, -2400, 5000)
         self.flashed = Board("flashed", network.join("flashed", "10.97.0.13"), folder, wheel, 10, 0)
@@ -247,11 +248,11 @@ def refused(call: Callable[[], object]) -> str:
 
 
 @pytest.fixture
-def boards(tmp_path: Path, installed: Installed) -> Iterator[FiveBoards]:
+def boards(tmp_path: Path) -> Iterator[FiveBoards]:
     network = Network()
     network.open()
     try:
-        made = FiveBoards(tmp_path, network, installed)
+        made = FiveBoards(tmp_path, network)
         try:
             yield made
         finally:

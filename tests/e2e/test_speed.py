@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from orchestrator.records.account import load_summary
 from orchestrator.records.reader import read
 from orchestrator.records.types import LimitsSet, RunFinished, RunStarted, UpdateReceived
 from orchestrator.references.reference import Reference, load_reference, save_reference
-from tests import warm
 from tests.e2e.cli import command
 from tests.hangs import run
 
@@ -38,8 +35,8 @@ training: {{rounds: 3, batch_size: 32, stop_at_target: false, heartbeat_s: 0.5, 
 """
 
 
-def edgebed(folder: Path, *arguments: str, python: Sequence[str] = (sys.executable,)) -> tuple[int, str]:
-    done = run([*python, *command(calibrated=False)[1:], *arguments], 240, cwd=folder)
+def edgebed(folder: Path, *arguments: str) -> tuple[int, str]:
+    done = run([*command(calibrated=False), *arguments], 240, cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -162,10 +159,10 @@ def test_a_reference_that_is_twice_as_slow_doubles_compute_and_leaves_links(
 
 
 def test_a_reference_that_does_not_exist_is_refused_before_anything_starts(folder: Path) -> None:
-    code, said = edgebed(folder, "run", "experiment.yaml", "--set", "speed=reference nowhere", python=warm.python())
+    code, said = edgebed(folder, "run", "experiment.yaml", "--set", "speed=reference nowhere")
     assert code == 2
     assert "there is no reference 'nowhere'" in said
-    code, said = edgebed(folder, "run", "experiment.yaml", "--set", "speed=fast", python=warm.python())
+    code, said = edgebed(folder, "run", "experiment.yaml", "--set", "speed=fast")
     assert code == 2
     assert "speed" in said
     assert "reference x86-avx512" in said

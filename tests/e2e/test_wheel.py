@@ -12,11 +12,17 @@ from orchestrator.fleet.docker.image import content, tag_of
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundFinished
 from tests.e2e.cli import MAIN, NO_CALIBRATION
-from tests.e2e.wheel import ROOT, Installed
+from tests.e2e.wheel import ROOT, Installed, build_wheel
 
 OURS = {"edgebed", "orchestrator", "edge_agent"}
 
 pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    return Installed(folder, build_wheel(folder))
 
 
 def test_the_wheel_holds_what_the_tree_ships_in_folders_of_its_own(installed: Installed) -> None:
