@@ -27,7 +27,7 @@ from tests.component import _killed
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.component._killed"])
+PROCESSES.set_forkserver_preload(["tests.component._killed", "torch._dynamo", "torch.utils.flop_counter"])
 WANTED: dict[str, Any] = {
     "name": "cell",
     "fleet": "../fleets/desk-5.yaml",
