@@ -10,12 +10,12 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.references.reference import Reference
 from orchestrator.references.task_costs import TaskCosts
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.link import LinkCost
-from orchestrator.simulation.paper_costs import DeclaredLinks
 from orchestrator.training.slot import HeldTo
 
 
-class ReferenceCosts(DeclaredLinks):
+class ReferenceCosts(CostModel):
     """The tasks say what their pieces cost, as those of real devices that are held to the reference.
 
     Args:
