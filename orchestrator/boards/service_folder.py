@@ -16,6 +16,7 @@ from edgebed.guarded import Guarded
 from edgebed.link.connection import Address
 from edgebed.state import state_folder
 from orchestrator.files.output import keep
+from orchestrator.files.shared_lock import try_lock
 from orchestrator.fleet.ownership import Owner, is_dead
 
 T = TypeVar("T")
@@ -120,12 +121,10 @@ class ServiceFolder(msgspec.Struct, frozen=True):
 
     def _lock(self, kind: int) -> int | None:
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return file
+        if try_lock(file, kind):
+            return file
+        os.close(file)
+        return None
 
     def live(self) -> Live | None:
         """None where no service runs, or it has not begun. Raises FileError."""
