@@ -124,7 +124,7 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
         link = stack.enter_context(shaped_link(mbit))
         broker = await enter(open_broker([link.host], kinds=["mosquitto"], fleet="f1", devices=["dev"]))
         near = await enter(orchestrator(broker.address))
-        far = _address(broker.access(link.host, "dev"))
+        far = broker.access(link.host, "dev")
         clients = {"plain": await enter(client("dev", link.prefix, near, far, {}))}
         near = await enter(orchestrator(local))
         for kind, identity in boards.items():
@@ -136,10 +136,6 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
             for kind, each in clients.items():
                 await each.turn(spent[kind] if number else Spent(), body)  # the first one warms up
     show(mbit, spent)
-
-
-def _address(access: object) -> Address:
-    return msgspec.convert(msgspec.to_builtins(access), Address)
 
 
 def show(mbit: int, spent: dict[str, Spent]) -> None:

@@ -138,8 +138,6 @@ def _pieces(step: CoreStep, kinds: Kinds, *, building: bool) -> Iterable[tuple[s
             yield kinds.uploading(drawn) if upload else kinds.finished()
         case Encoded(raw, _, update):
             yield "update" if update else "encode", raw
-        case _:
-            pass
 
 
 class _Driver:
@@ -169,8 +167,6 @@ class _Driver:
                 answer = self._io.reply(number)
                 metrics.reply_s += time.monotonic() - start
                 return answer
-            case _:
-                pass
         return None
 
 

@@ -1,5 +1,5 @@
-"""What the kernel tells of a board in files: frequencies of the cores (cpufreq), temperatures (thermal zones, hwmon), and
-the power of a Jetson (its INA3221 sensors, under hwmon with JetPack 5 and later, under iio with JetPack 4)."""
+"""What the kernel tells of a board in files: frequencies of the cores (cpufreq), temperatures (thermal zones, hwmon),
+and the power of a Jetson (its INA3221 sensors, under hwmon with JetPack 5 and later, under iio with JetPack 4)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ class Token(Guarded, frozen=True):
     name: str
 
     def __str__(self) -> str:
-        return f"{FORM}.{_text(self.fingerprint)}.{self.secret}.{self.name}"
+        fingerprint = base64.urlsafe_b64encode(self.fingerprint).decode().rstrip("=")
+        return f"{FORM}.{fingerprint}.{self.secret}.{self.name}"
 
 
 def parse_token(text: str) -> Token:
@@ -76,10 +77,6 @@ def parse_token(text: str) -> Token:
     if len(fingerprint) != 32 or not re.fullmatch(r"[A-Za-z0-9_-]{16,64}", parts[2]):
         raise UsageError("this token is damaged", hint=hint)
     return Token(fingerprint, parts[2], check_name(parts[3], "board"))
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 class Join(Guarded, frozen=True):

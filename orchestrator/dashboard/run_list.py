@@ -152,8 +152,6 @@ def make_card(records: Path) -> dict[str, Any] | None:
                 finished = record
             case t.RunStarted():
                 first, finished = record, None
-            case _:
-                pass
     known = _summary(records)
     return {
         **{name: getattr(first, name) for name in OF_START},

@@ -112,8 +112,6 @@ class RunFleet(ABC):
                 key = (PRESENCE if isinstance(record, PRESENCE) else type(record), record.device)
                 self._facts.pop(key, None)
                 self._facts[key] = record
-            case _:
-                pass
         if self._sink is not None:
             self._sink(record)
 

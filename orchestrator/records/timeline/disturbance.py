@@ -207,14 +207,10 @@ def _shares(host: HostRound) -> tuple[float, float | None, float]:
     capacity_s = host.cores * (host.at_ns - host.start_ns) / 1e9
     if capacity_s <= 0:
         return 0.0, None, 0.0
-    ours = None if host.devices_s is None else host.devices_s + sum(_processes(host.load_s))
+    processes_s = sum(seconds for name, seconds in host.load_s.items() if name != "event loop")  # the loop is a thread
+    ours = None if host.devices_s is None else host.devices_s + processes_s
     others = None if ours is None else max(0.0, host.busy_s - ours) / capacity_s
     return (host.busy_s + host.stolen_s) / capacity_s, others, host.stolen_s / capacity_s
-
-
-def _processes(load_s: Mapping[str, float]) -> Iterable[float]:
-    """Without the event loop, which is a thread of the orchestrator."""
-    return (seconds for name, seconds in load_s.items() if name != "event loop")
 
 
 def disturbed_line(record: Record) -> str | None:
