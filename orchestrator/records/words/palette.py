@@ -178,9 +178,7 @@ def css() -> str:
         *(f".p-{name} {{ --p: var(--p-{name}); }}" for name in PHASES),
         *(f".k-{name} {{ --p: var(--p-{phase}); }}" for name, phase in like.items()),
         *(f".c{index} {{ --p: {one}; }}" for index, one in enumerate(RUNS)),
-        *(
         *(f"path.d{index} {{ stroke-dasharray: {dash}; }}" for index, dash in enumerate(dashes)),
-        ),
         *(f"rect.p-{name} {{ fill: url(#hatch-{name}); }}" for name in WAITS),
     ]
     return "\n".join(rules) + "\n"
