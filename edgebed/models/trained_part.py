@@ -44,10 +44,7 @@ class TrainedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LoraLinear(nn.Linear):
     """A linear layer with an adapter: x (..., in) -> x W^T + b + scale x A^T B^T. It takes over the weights of `layer`.
-
-    Args:
-        scale: alpha / rank.
-    """
+    `scale`: alpha / rank."""
 
     def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")

@@ -81,10 +81,7 @@ ADDRESSES_S = 10.0
 async def serve(
     request: Where, place: ServiceFolder, notify: Callable[[str], None], ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Run until cancelled.
-
-    Args:
-        request: without hosts, they are found.
+    """Run until cancelled. `request`: without hosts, they are found.
 
     Raises:
         FleetError: the service already runs here, or the broker has ended.

@@ -38,12 +38,9 @@ class Listen(Guarded, frozen=True):
 
 
 class Runner(Protocol):
-    """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while it
-    runs.
-
-    Attributes:
-        inherits: it takes `Listen.sockets`. Any other opens the port by itself, and `mosquitto.socket_path` for us.
-    """
+    """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while
+    it runs. `inherits`: it takes `Listen.sockets`. Any other opens the port by itself, and `mosquitto.socket_path`
+    for us."""
 
     kind: str
     inherits: bool

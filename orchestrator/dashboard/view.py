@@ -46,10 +46,7 @@ class Cursor(msgspec.Struct):
 
 def changes(state: RunState, cursor: Cursor, now_ns: int = 0) -> dict[str, Any] | None:
     """What a page lacks; None where nothing. `cursor` moves on. Rows and events come with the index of the first.
-
-    Args:
-        now_ns: as in `head`.
-    """
+    `now_ns`: as in `head`."""
     if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.sessions:
         return None
     whole = state.epoch != cursor.epoch or len(state.sessions) != cursor.sessions

@@ -43,11 +43,8 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class NamedBackend(ABC):
-    """A backend that a fleet file can name.
-
-    Attributes:
-        needs: of this host; `edgebed doctor` checks them, and `admit` reads them.
-    """
+    """A backend that a fleet file can name. `needs`: of this host; `edgebed doctor` checks them, and `admit` reads
+    them."""
 
     needs: ClassVar[HostNeeds] = HostNeeds()
 

@@ -47,11 +47,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """One device.
-
-    Args:
-        peer: listens at the address at which the device reaches this host.
-    """
+    """One device. `peer`: listens at the address at which the device reaches this host."""
 
     def __init__(self, controller: FleetController, device: str, peer: ProbeServer, job: Job) -> None:
         self._controller, self._device, self._peer, self._job = controller, device, peer, job

@@ -96,10 +96,8 @@ def source_of(settings: Settings, cell: Cell) -> Source:
 
 
 def find(results: Path, settings: Settings, own: Path) -> tuple[Trajectory, Cell] | None:
-    """A trajectory for these settings, and the cell whose run it was; None: there is none that counts here.
-
-    Args:
-        own: the file of the cell that asks, below `results`.
+    """A trajectory for these settings, and the cell whose run it was; None: there is none that counts here. `own`: the
+    file of the cell that asks, below `results`.
 
     Raises:
         UsageError: as `key_of`.

@@ -40,11 +40,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Computes the cells of a list.
-
-    Args:
-        most: processes at a time.
-    """
+    """Computes the cells of a list. `most`: processes at a time."""
 
     def __init__(self, tasks: Sequence[Task], most: int, notify: Callable[[str], None]) -> None:
         self._tasks, self._notify = tasks, notify

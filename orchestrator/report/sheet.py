@@ -236,11 +236,8 @@ def by_round(axes: Any, numbers: Sequence[int], look: Look) -> None:
 
 
 def beside_bars(axes: Any, texts: Sequence[tuple[float, int, str]], size: float) -> None:
-    """Write a text behind the end of each row's bar, and make the axis as long as they need.
-
-    Args:
-        texts: (end of the bar, row, text).
-    """
+    """Write a text behind the end of each row's bar, and make the axis as long as they need. `texts`: (end of the bar,
+    row, text)."""
     canvas, box = axes.figure.canvas, axes.get_window_extent()
     room, most = 0.66 * box.width, max((end for end, _, _ in texts), default=0.0) or 1.0
     for end, row, text in texts:

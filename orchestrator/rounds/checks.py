@@ -85,10 +85,8 @@ def update_fault(
 def opened(
     method: Method, reference: Weights, assignment: Assignment, report: Report, tensors: Weights
 ) -> tuple[Weights, Weights]:
-    """The weights of an update, and what it holds beside them.
-
-    Args:
-        reference: what the device was sent; for all other names, the global weights.
+    """The weights of an update, and what it holds beside them. `reference`: what the device was sent; for all other
+    names, the global weights.
 
     Raises:
         EdgebedError: it does not hold what it must.

@@ -103,10 +103,8 @@ def located(data: Mapping[str, Any], near: Path | None) -> dict[str, Any]:
 def share_out(
     experiment: Experiment, devices: list[str], near: Path | None = None
 ) -> tuple[str, Split, dict[str, Indices]]:
-    """The data set's title, its samples, and the rows of the training part that each device gets.
-
-    Args:
-        near: the experiment file; relative paths start at its folder.
+    """The data set's title, its samples, and the rows of the training part that each device gets. `near`: the
+    experiment file; relative paths start at its folder.
 
     Raises:
         UsageError: the data set cannot be loaded or partitioned so; with cause and hint.
@@ -139,9 +137,7 @@ def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[st
 
 def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
     """What each device does to its features: the setting for all, overridden by that of its profile, then by its own.
-
-    Args:
-        profiles: the profile of each device.
+    `profiles`: the profile of each device.
 
     Raises:
         UsageError: a choice for a device or profile that the fleet does not have.

@@ -123,10 +123,8 @@ def _with_line(error: UsageError, document: Document) -> UsageError:
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
-    """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist.
-
-    Args:
-        path: of the experiment file, for messages.
+    """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist. `path`: of
+    the experiment file, for messages.
 
     Raises:
         UsageError: with place and hint.

@@ -120,11 +120,7 @@ class Request(ExperimentRequest, frozen=True):
 
 class Watch:
     """Is told about runs. This one writes a line per round, per device that fails, per step of the scenario, and per
-    round that the host disturbed.
-
-    Attributes:
-        listeners: are told every record too, after `record`.
-    """
+    round that the host disturbed. `listeners`: are told every record too, after `record`."""
 
     def __init__(self, notify: Notify = quiet) -> None:
         self.notify = notify
@@ -136,11 +132,8 @@ class Watch:
         self.notify(f"run {folder.name}: {method}")
 
     def record(self, folder: Path, record: Record) -> None:
-        """Called with every record as it is written. The run waits for it, so it must return at once.
-
-        Args:
-            folder: of the run; interleaved runs write in turns.
-        """
+        """Called with every record as it is written. The run waits for it, so it must return at once. `folder`: of the
+        run; interleaved runs write in turns."""
         line = failure_line(record) or disturbed_line(record) or scenario_line(record)
         if line is not None:
             self.notify(line)

@@ -289,11 +289,7 @@ async def run_methods(
     trainer: TrainerProcess | None = None,
 ) -> list[Path]:
     """Run every method of the experiment on a standing fleet, one after the other or interleaved. Returns the run
-    folders in the order of the methods.
-
-    Args:
-        trainer: a process that has been started. Default: one for this call.
-    """
+    folders in the order of the methods. `trainer`: a process that has been started. Default: one for this call."""
     async with contextlib.AsyncExitStack() as stack:
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())

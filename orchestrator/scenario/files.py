@@ -29,10 +29,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def listed(named: str | Sequence[ScenarioEvent], near: Path) -> Listed:
-    """The events that an experiment lists, or those of the file that it names.
-
-    Args:
-        near: the experiment file.
+    """The events that an experiment lists, or those of the file that it names. `near`: the experiment file.
 
     Raises:
         UsageError: a missing file or one that is no scenario; with place and hint.

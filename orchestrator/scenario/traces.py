@@ -92,10 +92,7 @@ def trace_of(times: Sequence[float], samples: Sequence[Sample], length_s: float)
 
 
 def parse_csv(text: str, name: str) -> Trace:
-    """Parse a CSV file.
-
-    Args:
-        name: of the file, for messages.
+    """Parse a CSV file. `name`: of the file, for messages.
 
     Raises:
         UsageError: with the line.

@@ -94,11 +94,8 @@ class SimulatedDevice:
         return busy_ns, length_ns - busy_ns, int(length_ns > busy_ns)
 
     def change(self, connected: bool) -> None:
-        """Limits or condition have changed: work and transfers in hand go on as they now are.
-
-        Args:
-            connected: whether the agent runs and its link is up.
-        """
+        """Limits or condition have changed: work and transfers in hand go on as they now are. `connected`: whether the
+        agent runs and its link is up."""
         self._connected = self._down.open = self._up.open = connected
         for each in (self._down, self._up, self._cpu):
             each.changed()

@@ -53,11 +53,8 @@ BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 
 
 def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_s: float, server_s: float) -> CutCost:
-    """The costs of a cut with a batch of so many samples.
-
-    Args:
-        device_s, server_s: seconds of that batch on both sides.
-    """
+    """The costs of a cut with a batch of so many samples. `device_s`, `server_s`: seconds of that batch on both
+    sides."""
     weights, elements = model.weights(), math.prod(model.feature_shape(cut))
     return CutCost(
         cut=cut,
@@ -91,10 +88,8 @@ class TimedCosts(PaperCosts):
 class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
-    The method's own transfers are counted: weights down and up, features up, gradients down.
-
-    Args:
-        batch_size, codec: of the run, with which the cuts are profiled; 0: they are measured.
+    The method's own transfers are counted: weights down and up, features up, gradients down. `batch_size`, `codec`: of
+    the run, with which the cuts are profiled; 0: they are measured.
     """
 
     kind = "flops"

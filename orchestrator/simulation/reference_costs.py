@@ -16,11 +16,8 @@ from orchestrator.training.slot import HeldTo
 
 
 class ReferenceCosts(CostModel):
-    """The tasks say what their pieces cost, as those of real devices that are held to the reference.
-
-    Args:
-        spread: as for `TaskCosts`.
-    """
+    """The tasks say what their pieces cost, as those of real devices that are held to the reference. `spread`: as for
+    `TaskCosts`."""
 
     def __init__(self, reference: Reference, *, spread: bool = False) -> None:
         self.kind, self.speed = f"reference {reference.name}", reference.name

@@ -67,10 +67,8 @@ def send(to: socket.socket, head: msgspec.Struct, groups: Groups | None = None) 
 
 
 def receive(at: socket.socket, kind: type[H] | Any, flags: int = 0) -> Parcel[H] | None:
-    """The next parcel, with a head of this type; None if the other process has closed the socket.
-
-    Args:
-        flags: of `recvmsg`; with `MSG_DONTWAIT` it raises BlockingIOError where nothing has arrived.
+    """The next parcel, with a head of this type; None if the other process has closed the socket. `flags`: of
+    `recvmsg`; with `MSG_DONTWAIT` it raises BlockingIOError where nothing has arrived.
 
     Raises:
         OSError: this process may have no more open files.

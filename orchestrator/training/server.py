@@ -61,10 +61,8 @@ class Reading(msgspec.Struct, frozen=True):
 class HalfTrainer(ABC):
     """The server halves of one round at a time. Used from one event loop. Where the halves are, a derived class says.
 
-    `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait.
-
-    Attributes:
-        made: what a paced server spent on making the halves of the round.
+    `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait. `made`: what a
+    paced server spent on making the halves of the round.
     """
 
     made: Spent | None = None

@@ -45,11 +45,7 @@ class Slot:
 
     def carry_out(self, arrived_s: float, piece: Piece[T]) -> tuple[T, Spent]:
         """Do a piece of work, and return when a server of the slot's CPUs would have done it. It begins when the order
-        arrived, or where the piece before ended.
-
-        Args:
-            arrived_s: clock seconds.
-        """
+        arrived, or where the piece before ended. `arrived_s`: clock seconds."""
         self._pacer.idle_until(arrived_s)
         result, samples, known = piece()
         before, self._counted_s = self._counted_s, time.thread_time()

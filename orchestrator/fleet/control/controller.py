@@ -113,11 +113,8 @@ class FleetController(RunFleet):
     # ---- limits ----
 
     async def put_on_limits(self, name: str, why: str) -> None:
-        """Set a device's limits, read them back and send the agent its settings. After this the device may work.
-
-        Args:
-            why: start, rejoin or reprofile, for the record.
-        """
+        """Set a device's limits, read them back and send the agent its settings. After this the device may work. `why`:
+        start, rejoin or reprofile, for the record."""
         await self.membership.measure_clock(name)
         limits = await self._limit(name, why)
         await self._configure(name, limits)

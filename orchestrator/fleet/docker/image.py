@@ -42,11 +42,7 @@ _DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
 def content(base: str = "") -> dict[str, bytes]:
     """Everything that the image is built from: bytes by name in the build context. The same in a source tree and in a
-    wheel.
-
-    Args:
-        base: the image to start from instead of the one in the Dockerfile.
-    """
+    wheel. `base`: the image to start from instead of the one in the Dockerfile."""
     dockerfile = (shipped("image") / "Dockerfile.agent").read_bytes()
     files = {"Dockerfile": _DEFAULT_BASE.sub(b"ARG BASE=" + base.encode(), dockerfile) if base else dockerfile}
     for name in ("agent.lock", "torch.txt"):

@@ -26,10 +26,7 @@ NOT_UTC = 1 << 31
 
 
 def ask_clocks(nodes: Mapping[str, str]) -> list[Clock]:
-    """The clocks of nodes that answer.
-
-    Args:
-        nodes: IPv4 addresses by name; others are left out.
+    """The clocks of nodes that answer. `nodes`: IPv4 addresses by name; others are left out.
 
     Raises:
         PermissionError: this process may not open raw sockets.

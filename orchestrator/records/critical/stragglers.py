@@ -73,11 +73,8 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 def straggler(timeline: RoundTimeline, path: RoundPath | None = None) -> Straggler | None:
-    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind.
-
-    Args:
-        path: of the round; it gives the reason.
-    """
+    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind. `path`: of the
+    round; it gives the reason."""
     facts = timeline.facts
     if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None

@@ -87,11 +87,8 @@ def _bounds(path: RoundPath) -> Iterator[tuple[Bound, frozenset[str] | None]]:
 
 
 def savings_of_groups(path: RoundPath, dilation: float, slowest: Iterable[str]) -> tuple[Saving, ...]:
-    """What groups of devices would have saved together if they were twice as fast.
-
-    Args:
-        slowest: the devices with the slowest link.
-    """
+    """What groups of devices would have saved together if they were twice as fast. `slowest`: the devices with the
+    slowest link."""
     groups = {("cpu", "all"): Faster(("cpu",)), ("link", "all"): Faster(LINKS)}
     groups["link", "slowest"] = Faster(LINKS, frozenset(slowest))
     return tuple(Saving(*key, saved_ns(path, faster) / 1e9 / dilation) for key, faster in groups.items())

@@ -70,11 +70,7 @@ def summary_of(state: RunState) -> Summary:
 
 
 def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
-    """What a run is and how far it has come.
-
-    Args:
-        ends: `on_axis`.
-    """
+    """What a run is and how far it has come. `ends`: `on_axis`."""
     run = state.run
     started, last = run.started, run.sessions[-1]
     infos = [info for session in run.sessions for info in session.started.devices]

@@ -89,11 +89,8 @@ class HostOfRound(msgspec.Struct, frozen=True, array_like=True):
     starved: bool = False
 
     def compared(self, usual_ms: float | None) -> HostOfRound:
-        """With its speed against the usual one, and as disturbed where it was slow.
-
-        Args:
-            usual_ms: CPU time of a reference loop in the median round.
-        """
+        """With its speed against the usual one, and as disturbed where it was slow. `usual_ms`: CPU time of a reference
+        loop in the median round."""
         if self.disturbed is None:
             return self
         speed = usual_ms / self.loop_ms if usual_ms and self.loop_ms else None
@@ -153,11 +150,8 @@ def works_of(session: Session) -> dict[str, TaskWork]:
 
 
 def host_of_round(facts: RoundFacts, works: Mapping[str, TaskWork], limits: LimitsInForce) -> HostOfRound:
-    """What the host did in one round, not yet compared with the other rounds.
-
-    Args:
-        works: of the tasks of the round, by task.
-    """
+    """What the host did in one round, not yet compared with the other rounds. `works`: of the tasks of the round, by
+    task."""
     lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
     host = facts.host
     if host is None:
