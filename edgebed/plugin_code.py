@@ -77,11 +77,8 @@ def sha256_of(files: Mapping[str, bytes]) -> str:
 
 
 def read_plugin(what: str, near: Path = Path()) -> PluginCode:
-    """The plug-in at a path, which may start in the folder `near`, or the installed package of that name.
-
-    Raises:
-        PluginError: there is none, or it is none.
-    """
+    """The plug-in at a path, which may start in the folder `near`, or the installed package of that name. Raises
+    PluginError: there is none, or it is none."""
     path = Path(os.path.abspath(near / what))
     if not path.is_file() and not (path / "__init__.py").is_file():
         path = _installed(what, path)
@@ -252,11 +249,7 @@ _finder = _Finder()
 
 def use(codes: Iterable[PluginCode]) -> None:
     """Import plug-ins, so that their classes can be created by name. One that is in use is left alone, or replaced if
-    its code is another one.
-
-    Raises:
-        PluginError: one cannot be imported; with the line.
-    """
+    its code is another one. Raises PluginError: one cannot be imported; with the line."""
     fresh = [code for code in codes if code.name not in LOADED or LOADED[code.name].sha256 != code.sha256]
     for code in fresh:
         forget(code.name)

@@ -60,11 +60,8 @@ class LoraLinear(nn.Linear):
 
 
 def train_part(model: StagedModel, part: TrainedPart) -> None:
-    """Add the adapters, and freeze what is not trained.
-
-    Raises:
-        UsageError: a pattern fits nothing, or nothing is trained.
-    """
+    """Add the adapters, and freeze what is not trained. Raises UsageError: a pattern fits nothing, or nothing is
+    trained."""
     if part.trainable is None and part.lora is None:
         return
     stages = model.stages(0, len(model))

@@ -54,11 +54,8 @@ def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:
 
 
 async def measure_needs(prober: Prober, limits: Mapping[str, Limits], yardstick: Yardstick) -> dict[str, Need]:
-    """What every device needs. `limits`: in force, by device.
-
-    Raises:
-        CalibrationError: a device could not measure it.
-    """
+    """What every device needs. `limits`: in force, by device. Raises CalibrationError: a device could not measure
+    it."""
 
     async def one(device: str) -> list[float]:
         probe = Probe(

@@ -78,11 +78,8 @@ class NamedBackend(ABC):
 
 
 def backend_class(name: str) -> type[NamedBackend]:
-    """Load a backend's class.
-
-    Raises:
-        UsageError: there is no such backend. FleetError: it needs a package that is not installed.
-    """
+    """Load a backend's class. Raises UsageError: there is no such backend; FleetError: it needs a package that is not
+    installed."""
     check_backend(name)
     module, _, cls = BACKENDS[name].partition(":")
     try:

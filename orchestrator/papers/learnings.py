@@ -97,11 +97,7 @@ def source_of(settings: Settings, cell: Cell) -> Source:
 
 def find(results: Path, settings: Settings, own: Path) -> tuple[Trajectory, Cell] | None:
     """A trajectory for these settings, and the cell whose run it was; None: there is none that counts here. `own`: the
-    file of the cell that asks, below `results`.
-
-    Raises:
-        UsageError: as `key_of`.
-    """
+    file of the cell that asks, below `results`. Raises UsageError: as `key_of`."""
     path = _file(results, settings)
     training = msgspec.convert(settings.experiment["training"], Training)
     try:

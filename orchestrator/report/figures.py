@@ -46,11 +46,8 @@ class Drawn(msgspec.Struct, frozen=True):
 
 
 def write_figures(drawn: Drawn, paths: Sequence[Path], only: str | None, look: Look) -> list[Path]:
-    """Write the figures of a run and their captions (`sheet.write`), and return the files written.
-
-    Raises:
-        UsageError: an unknown figure or ending of a file.
-    """
+    """Write the figures of a run and their captions (`sheet.write`), and return the files written. Raises UsageError:
+    an unknown figure or ending of a file."""
     check(paths, only, OF_ONE_RUN)
     summary = drawn.summary
     about = About(summary.run, [summary.run], [_marked(summary), *compare([summary]).notes], headline([summary]))

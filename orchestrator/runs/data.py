@@ -104,11 +104,8 @@ def share_out(
     experiment: Experiment, devices: list[str], near: Path | None = None
 ) -> tuple[str, Split, dict[str, Indices]]:
     """The data set's title, its samples, and the rows of the training part that each device gets. `near`: the
-    experiment file; relative paths start at its folder.
-
-    Raises:
-        UsageError: the data set cannot be loaded or partitioned so; with cause and hint.
-    """
+    experiment file; relative paths start at its folder. Raises UsageError: the data set cannot be loaded or partitioned
+    so; with cause and hint."""
     seed = experiment.training.seed
     dataset = DATASETS.create(located(experiment.data, near), f"{near or 'experiment'}: data")
     file = str(near or "experiment")
@@ -137,11 +134,8 @@ def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[st
 
 def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
     """What each device does to its features: the setting for all, overridden by that of its profile, then by its own.
-    `profiles`: the profile of each device.
-
-    Raises:
-        UsageError: a choice for a device or profile that the fleet does not have.
-    """
+    `profiles`: the profile of each device. Raises UsageError: a choice for a device or profile that the fleet does not
+    have."""
     section = experiment.privacy
     _refuse_strange("devices", section.devices, devices)
     _refuse_strange("profiles", section.profiles, sorted(set(profiles.values())))

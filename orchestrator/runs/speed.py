@@ -43,11 +43,8 @@ SMALL_TASK = Assignment(
 
 
 def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
-    """The fleet with the speed that its file wants, as the reference loop tells it. Runs the loop for a moment.
-
-    Raises:
-        UsageError: there is no such reference, or a device cannot be held to it.
-    """
+    """The fleet with the speed that its file wants, as the reference loop tells it. Runs the loop for a moment. Raises
+    UsageError: there is no such reference, or a device cannot be held to it."""
     name = spec.wanted_speed.partition(" ")[2].strip()
     if not name:
         check_spread(spec.spread, None)
@@ -143,11 +140,8 @@ class KeptSpeed(msgspec.Struct, frozen=True):
 
 
 def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:
-    """Reads the reference, if there is one, once. `cpus`: of the devices, as they are when a task is sent.
-
-    Raises:
-        UsageError: as `load_reference`.
-    """
+    """Reads the reference, if there is one, once. `cpus`: of the devices, as they are when a task is sent. Raises
+    UsageError: as `load_reference`."""
     speed = spec.speed
     if not speed.reference:
         return KeptSpeed()

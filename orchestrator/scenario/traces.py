@@ -92,11 +92,7 @@ def trace_of(times: Sequence[float], samples: Sequence[Sample], length_s: float)
 
 
 def parse_csv(text: str, name: str) -> Trace:
-    """Parse a CSV file. `name`: of the file, for messages.
-
-    Raises:
-        UsageError: with the line.
-    """
+    """Parse a CSV file. `name`: of the file, for messages. Raises UsageError: with the line."""
     lines = _lines(text)
     header = next(lines, None)
     if header is None:

@@ -42,11 +42,7 @@ class CostModel:
 
     def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
         """What a device's task says that its pieces cost, as in a real run that is held to a reference. {}: `piece_s`
-        tells.
-
-        Raises:
-            UsageError: the model does not know what this work costs.
-        """
+        tells. Raises UsageError: the model does not know what this work costs."""
         return {}
 
     def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:

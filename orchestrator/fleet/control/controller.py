@@ -243,11 +243,8 @@ class FleetController(RunFleet):
     # ---- who can work ----
 
     async def ready(self, timeout_s: float = 120.0) -> list[DeviceView]:
-        """Devices that are present with their limits on. Waits for one at least.
-
-        Raises:
-            FleetError: none has come within `timeout_s`.
-        """
+        """Devices that are present with their limits on. Waits for one at least. Raises FleetError: none has come
+        within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self._able():
             self._ready_changed.clear()
