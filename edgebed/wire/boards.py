@@ -47,17 +47,11 @@ T = TypeVar("T")
 
 
 class Token(Guarded, frozen=True):
-    """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`.
+    """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`."""
 
-    Attributes:
-        fingerprint: SHA-256 of the CA's certificate (DER), 32 bytes.
-        secret: lets one board join, once.
-        name: what people call the board.
-    """
-
-    fingerprint: bytes
-    secret: str
-    name: str
+    fingerprint: bytes  # SHA-256 of the CA's certificate (DER), 32 bytes
+    secret: str  # lets one board join, once
+    name: str  # what people call the board
 
     def __str__(self) -> str:
         fingerprint = base64.urlsafe_b64encode(self.fingerprint).decode().rstrip("=")

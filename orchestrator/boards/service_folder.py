@@ -48,20 +48,13 @@ class BoardConnection(msgspec.Struct, frozen=True):
 
 
 class Live(Guarded, frozen=True):
-    """What the running service tells others on this host.
+    """What the running service tells others on this host."""
 
-    Attributes:
-        owner: the service's process. What a killed one left behind says nothing about the next one.
-        broker: for the orchestrator.
-        applied: version of the registry that the broker enforces: sessions of boards revoked in it are closed.
-        fleets: whose topics a board may use, by the board's id.
-    """
-
-    owner: Owner
-    broker: Address
-    applied: int
+    owner: Owner  # the service's process. What a killed one left behind says nothing about the next one
+    broker: Address  # for the orchestrator
+    applied: int  # version of the registry that the broker enforces: sessions of boards revoked in it are closed
     sessions: tuple[BoardConnection, ...] = ()
-    fleets: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fleets: Mapping[str, str] = msgspec.field(default_factory=dict)  # whose topics a board may use, by the board's id
 
     @property
     def pid(self) -> int:

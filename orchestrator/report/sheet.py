@@ -39,17 +39,12 @@ QUIET = "#66707d"
 
 
 class About(msgspec.Struct, frozen=True):
-    """What must be known of figures.
-
-    Attributes:
-        runs: their ids. `notes`: what makes the figures doubtful or hard to compare.
-        line: the gravest of it in a few words, for the figure itself; "" where there is nothing.
-    """
+    """What must be known of figures."""
 
     title: str
-    runs: Sequence[str]
+    runs: Sequence[str]  # their ids. `notes`: what makes the figures doubtful or hard to compare
     notes: Sequence[str]
-    line: str = ""
+    line: str = ""  # the gravest of it in a few words, for the figure itself; "" where there is nothing
 
 
 class Plot(msgspec.Struct, frozen=True):

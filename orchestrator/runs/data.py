@@ -29,25 +29,16 @@ LARGE_BATCH = 1000
 
 
 class Prepared(msgspec.Struct):
-    """The data of a run.
+    """The data of a run."""
 
-    Attributes:
-        title: name of the data in outputs.
-        shards: the file of every device.
-        test_x: (N, *input_shape), normalised; test_y: (N, *answer_shape).
-        task: what is learned.
-        label_counts: samples per class of every device; of all where a sample has several answers.
-        validation: x and y as of the test part; None where no samples are held out.
-    """
-
-    title: str
-    shards: dict[str, Path]
-    test_x: Tensor
+    title: str  # name of the data in outputs
+    shards: dict[str, Path]  # the file of every device
+    test_x: Tensor  # (N, *input_shape), normalised; test_y: (N, *answer_shape)
     test_y: Tensor
-    task: LearningTask
+    task: LearningTask  # what is learned
     class_names: list[str]
-    label_counts: dict[str, list[int]]
-    validation: tuple[Tensor, Tensor] | None = None
+    label_counts: dict[str, list[int]]  # samples per class of every device; of all where a sample has several answers
+    validation: tuple[Tensor, Tensor] | None = None  # x and y as of the test part; None where no samples are held out
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:

@@ -54,18 +54,12 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Playback(msgspec.Struct, frozen=True):
-    """A trace that plays on a device. Step n is sample n modulo their number.
-
-    Attributes:
-        start_s: when it begins to play.
-        offset_s: where in the trace it begins; less than its length.
-        loop: whether it begins again at its end.
-    """
+    """A trace that plays on a device. Step n is sample n modulo their number."""
 
     trace: Trace
-    start_s: float
-    offset_s: float = 0.0
-    loop: bool = True
+    start_s: float  # when it begins to play
+    offset_s: float = 0.0  # where in the trace it begins; less than its length
+    loop: bool = True  # whether it begins again at its end
 
     @property
     def first_step(self) -> int:

@@ -39,15 +39,10 @@ GROUPS = ("all", "slowest")
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """Seconds that all rounds together would have been shorter, divided by the dilation.
+    """Seconds that all rounds together would have been shorter, divided by the dilation."""
 
-    Attributes:
-        what: cpu, uplink, downlink, link (both ways), server or host.
-        whose: a device, "slowest", "all", or "" of server and host.
-    """
-
-    what: str
-    whose: str
+    what: str  # cpu, uplink, downlink, link (both ways), server or host
+    whose: str  # a device, "slowest", "all", or "" of server and host
     saved_s: float
 
 

@@ -121,23 +121,14 @@ class DeviceRound(msgspec.Struct):
 
 
 class IndexedRound(msgspec.Struct):
-    """A round that the index still has.
+    """A round that the index still has."""
 
-    Attributes:
-        row: index of its RoundRow.
-        shown: whether its straggler was worked out once, before all was known.
-        settled: whether all is known for good; the index has dropped its transfers and steps then.
-        moved: bytes up and down by device, of its records that the index has.
-        updated: devices whose update was counted.
-        devices: what it adds to the sums of the devices.
-    """
-
-    row: int
-    shown: bool = False
-    settled: bool = False
-    moved: dict[str, tuple[int, int]] = {}
-    updated: set[str] = set()
-    devices: dict[str, DeviceRound] = {}
+    row: int  # index of its RoundRow
+    shown: bool = False  # whether its straggler was worked out once, before all was known
+    settled: bool = False  # whether all is known for good; the index has dropped its transfers and steps then
+    moved: dict[str, tuple[int, int]] = {}  # bytes up and down by device, of its records that the index has
+    updated: set[str] = set()  # devices whose update was counted
+    devices: dict[str, DeviceRound] = {}  # what it adds to the sums of the devices
 
 
 MEMORY_NS = 10e9
