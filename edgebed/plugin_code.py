@@ -41,18 +41,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class PluginCode(msgspec.Struct, frozen=True):
-    """A plug-in as it was read.
+    """A plug-in as it was read."""
 
-    Attributes:
-        name: of its top-level module.
-        folder: in which the file or the package stands.
-        files: their bytes by path below `folder`: `mine.py`, or `mine/__init__.py` and all beside it.
-        told: its hash, where it was first read, the modules to import, and the packages it needs (as pip names them).
-    """
-
-    name: str
-    folder: str
-    files: Mapping[str, bytes]
+    name: str  # of its top-level module
+    folder: str  # in which the file or the package stands
+    files: Mapping[str, bytes]  # their bytes by path below `folder`: `mine.py`, or `mine/__init__.py` and all beside it
+    # its hash, where it was first read, the modules to import, and the packages it needs (as pip names them)
     told: Told
 
     @property

@@ -20,17 +20,12 @@ USER, PASSWORD = "EDGEBED_BROKER_USER", "EDGEBED_BROKER_PASSWORD"
 
 
 class OwnBroker(msgspec.Struct, frozen=True):
-    """What the user says of a broker of his own.
+    """What the user says of a broker of his own."""
 
-    Attributes:
-        url: `mqtts://host:port`, or `mqtt://host:port` where the broker is on this host.
-        ca: path of the certificate (PEM) that has signed the broker's; "": those that this host believes.
-        users: path of a file with a line `user:password` for the orchestrator and for each device; "": the user of the
-            environment, or of the url, for all of them.
-    """
-
-    url: str
-    ca: str = ""
+    url: str  # `mqtts://host:port`, or `mqtt://host:port` where the broker is on this host
+    ca: str = ""  # path of the certificate (PEM) that has signed the broker's; "": those that this host believes
+    # path of a file with a line `user:password` for the orchestrator and for each device; "": the user of the
+    # environment, or of the url, for all of them
     users: str = ""
 
     def __repr__(self) -> str:

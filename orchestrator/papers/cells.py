@@ -71,17 +71,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The cell that learned what another one was timed with again (`learnings`).
+    """The cell that learned what another one was timed with again (`learnings`)."""
 
-    Attributes:
-        cell: its path below the folder of results.
-        same: whether a run of the other cell would have learned the same to the bit, or to rounding.
-        cpu_hours: that it took.
-    """
-
-    cell: str
+    cell: str  # its path below the folder of results
+    # whether a run of the other cell would have learned the same to the bit, or to rounding
     same: Literal["bits", "rounding"]
-    cpu_hours: float
+    cpu_hours: float  # that it took
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -126,17 +126,12 @@ def measured_index(name: str = "", seconds: float = INDEX_S) -> HostIndex:
 
 
 class KeptSpeed(msgspec.Struct, frozen=True):
-    """What a fleet is held to.
+    """What a fleet is held to."""
 
-    Attributes:
-        name: of the reference, or `host`.
-        costs: of the pieces of a device's task on it; {}: devices keep no reference's time.
-        server: the same of a server with CPUs of its own; None: it keeps none.
-    """
-
-    name: str = HOST
+    name: str = HOST  # of the reference, or `host`
+    # of the pieces of a device's task on it; {}: devices keep no reference's time
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
-    server: HeldTo | None = None
+    server: HeldTo | None = None  # the same of a server with CPUs of its own; None: it keeps none
 
 
 def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:

@@ -21,15 +21,11 @@ their costs; None where no costs are known."""
 
 
 class HeldTo(msgspec.Struct, frozen=True):
-    """The reference to which a server is held.
+    """The reference to which a server is held."""
 
-    Attributes:
-        costs: what the pieces of a device's half cost there, by kind: of a method's name and the assignment.
-        index: CPU seconds of the reference for one of this host, for the rest.
-    """
-
+    # what the pieces of a device's half cost there, by kind: of a method's name and the assignment
     costs: Callable[[str, Assignment], dict[str, Cost]]
-    index: float
+    index: float  # CPU seconds of the reference for one of this host, for the rest
 
     def halves(self, method: str, assignments: Mapping[str, Assignment]) -> dict[str, dict[str, Cost]]:
         """The costs by device."""

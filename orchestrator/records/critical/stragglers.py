@@ -57,17 +57,12 @@ class Costs(msgspec.Struct):
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """The slowest device of a round. Seconds are not divided by the dilation.
+    """The slowest device of a round. Seconds are not divided by the dilation."""
 
-    Attributes:
-        device: "" where the gap is below 5 % of the round: then nobody is a straggler.
-        gap_s: behind the median device.
-        why: what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path:
-            the cause in which it is furthest behind the median device; "" where none stands out (`standing_out`).
-    """
-
-    device: str
-    gap_s: float
+    device: str  # "" where the gap is below 5 % of the round: then nobody is a straggler
+    gap_s: float  # behind the median device
+    # what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path: the cause
+    # in which it is furthest behind the median device; "" where none stands out (`standing_out`)
     why: str
     behind_s: dict[str, float]  # by cause, against the median device; empty where its costs are not known
 

@@ -266,46 +266,32 @@ def _accumulate(into: dict[str, float], more: Mapping[str, int], dilation: float
 
 
 class RunState(msgspec.Struct):
-    """A run, as far as its records were read.
-
-    Attributes:
-        whole: the index keeps all records, for reports and traces.
-        patience: how many settled rounds stay in the index.
-        rev: grows with every call of the reducer.
-        epoch: grows when rows were removed, because a resumed run does rounds again.
-        elapsed_s: end of the time axis.
-        run: the index. Of sessions that are over it has who was there, clocks and calibration; of the session that goes
-            on also its last rounds.
-        first_row: index of the session's first row.
-        rounds: those of the index, by number.
-        sums: of rounds that the index has forgotten.
-        happened: faults, devices gone and back, work left out, steps of a scenario.
-        begun_ns: by session, when its first round began; 0: not yet. `before_s`: where that of the last session is on
-            the time axis.
-        lanes: whether rounds of this session overlap (an asynchronous method).
-        told: whether the end of the session is among the events. `told_events`, `told_limits`: how many of the index's
-            events and limits were looked at.
-    """
+    """A run, as far as its records were read."""
 
     version: int = VERSION
-    whole: bool = False
-    patience: int = PATIENCE
-    rev: int = 0
-    epoch: int = 0
-    elapsed_s: float = 0.0
+    whole: bool = False  # the index keeps all records, for reports and traces
+    patience: int = PATIENCE  # how many settled rounds stay in the index
+    rev: int = 0  # grows with every call of the reducer
+    epoch: int = 0  # grows when rows were removed, because a resumed run does rounds again
+    elapsed_s: float = 0.0  # end of the time axis
+    # the index. Of sessions that are over it has who was there, clocks and calibration; of the session that goes on
+    # also its last rounds
     run: RunFacts = msgspec.field(default_factory=RunFacts)
     rows: list[RoundRow] = []
     devices: dict[str, DeviceState] = {}
     events: list[RunEvent] = []
-    first_row: int = 0
-    rounds: dict[int, IndexedRound] = {}
-    sums: Sums = msgspec.field(default_factory=Sums)
-    happened: int = 0
+    first_row: int = 0  # index of the session's first row
+    rounds: dict[int, IndexedRound] = {}  # those of the index, by number
+    sums: Sums = msgspec.field(default_factory=Sums)  # of rounds that the index has forgotten
+    happened: int = 0  # faults, devices gone and back, work left out, steps of a scenario
     bytes_up: int = 0
     bytes_down: int = 0
+    # by session, when its first round began; 0: not yet. `before_s`: where that of the last session is on the time axis
     begun_ns: list[int] = []
     before_s: float = 0.0
-    lanes: bool = False
+    lanes: bool = False  # whether rounds of this session overlap (an asynchronous method)
+    # whether the end of the session is among the events. `told_events`, `told_limits`: how many of the index's events
+    # and limits were looked at
     told: bool = False
     told_events: int = 0
     told_limits: int = 0
