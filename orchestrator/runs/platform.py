@@ -33,26 +33,18 @@ Write = Callable[[Record], None]
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """One method of an experiment.
+    """One method of an experiment."""
 
-    Attributes:
-        whole: the experiment, with the id of its series.
-        place: of the method in the experiment's list.
-        model: has the weights that a new run starts from.
-        interleaved: its rounds alternate with those of other methods.
-        plan, each_piece: as in `request.Request`.
-        simulation: the file of that name, for the folder of a simulation.
-    """
-
-    whole: ExperimentRequest
-    place: int
+    whole: ExperimentRequest  # the experiment, with the id of its series
+    place: int  # of the method in the experiment's list
     method: Method
     prepared: Prepared
-    model: StagedModel
-    interleaved: bool
+    model: StagedModel  # has the weights that a new run starts from
+    interleaved: bool  # its rounds alternate with those of other methods
+    # `plan`, `each_piece`: as in `request.Request`
     plan: Path | None = None
     each_piece: bool = False
-    simulation: bytes = b""
+    simulation: bytes = b""  # the file of that name, for the folder of a simulation
 
     @property
     def begun(self) -> Path | None:

@@ -28,21 +28,16 @@ _OF_PHASE = {
 
 
 class Costs(msgspec.Struct):
-    """What one device's time in a round was spent on; nanoseconds.
+    """What one device's time in a round was spent on; nanoseconds."""
 
-    Attributes:
-        cpu, uplink, downlink, server: time that belongs to one cause.
-        held: part of `uplink` in which the server half was behind and held the link back.
-        reply_wait: time in which the device waited for replies.
-        replies_up, replies_down: how long its uploads and the replies to them took on the link, all together.
-    """
-
+    # `cpu`, `uplink`, `downlink`, `server`: time that belongs to one cause
     cpu: int = 0
     uplink: int = 0
     downlink: int = 0
     server: int = 0
-    held: int = 0
-    reply_wait: int = 0
+    held: int = 0  # part of `uplink` in which the server half was behind and held the link back
+    reply_wait: int = 0  # time in which the device waited for replies
+    # `replies_up`, `replies_down`: how long its uploads and the replies to them took on the link, all together
     replies_up: int = 0
     replies_down: int = 0
 
