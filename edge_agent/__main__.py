@@ -44,7 +44,7 @@ def settings_from(arguments: list[str]) -> AgentSettings:
         device=check_name(given.device),
         shard=given.shard,
         alone_s=given.alone_s,
-        identity=_identity(given.identity) if broker.startswith("mqtts:") else None,
+        identity=_identity(given.identity) if broker.lower().startswith("mqtts:") else None,
         board=given.board,
         accelerator=given.accelerator or ("auto" if given.board else "cpu"),
         board_id=given.board_id,
