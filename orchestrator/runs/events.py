@@ -153,8 +153,6 @@ class EventWatch(Watch):
                 self._put(DeviceLeftOut(method, record.round + 1, record.device, record.how, record.why))
             case t.RunFinished():
                 self._put(RunEnded(method, folder, record.why))
-            case _:
-                pass
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         duration_s, elapsed_s = seconds / dilation, progress.elapsed_s / dilation
