@@ -211,7 +211,8 @@ def about(folder: Path) -> dict[str, Any]:
     try:
         path = folder / "experiment.yaml"
         found, _ = parse(read_plain(path, MOST_BYTES).decode(), path)
-        rounds = found.get("training", {}).get("rounds")
+        training = found.get("training", {})
+        rounds = None if training.get("budget_s") else training.get("rounds")
         names = {"model": printable(called(found["model"])), "data": printable(str(found["data"]["name"]))}
         return names | {"of": rounds if isinstance(rounds, int) else None}
     except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError, AttributeError):

@@ -89,7 +89,7 @@ class DeviceLeftOut(msgspec.Struct, frozen=True):
 
 
 class RunEnded(msgspec.Struct, frozen=True):
-    """A run has ended. `why`: target reached, rounds done, interrupted, or `error: …`."""
+    """A run has ended. `why`: target reached, budget spent, rounds done, interrupted, or `error: …`."""
 
     method: str
     path: Path
