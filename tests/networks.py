@@ -274,6 +274,19 @@ class Mlp(nn.Sequential):
         )  # fmt: skip
 
 
+class Peculiar(nn.Module):
+    """Its input is divided by what follows from a buffer, its features are turned, and its end has no weights."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+        self.first, self.second = nn.Linear(input_shape[-1], 16), nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.first(x / (self.scale + 1)).t()).t()
+        return functional.log_softmax(self.second(x), 1)
+
+
 class LengthBlock(nn.Module):
     """Cannot be followed, but runs without values."""
 

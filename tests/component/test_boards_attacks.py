@@ -169,13 +169,21 @@ async def test_attack_answers_that_nobody_reads_keep_no_memory(lab: Lab) -> None
     """Each connection sends a whole request and is closed at once."""
     context = client_context(Authority(lab.place.folder).pem.decode())
 
+    def kept() -> int:
+        return sum(type(each) is asyncio.sslproto.SSLProtocol for each in gc.get_objects())
+
+    def connected() -> ssl.SSLSocket:
+        return context.wrap_socket(socket.create_connection((HOST, lab.port)), server_hostname=HOST)
+
     def ask() -> None:
+        with connected():
+            assert kept() > 0  # or what is counted is not what the service keeps
         for _ in range(100):
-            with context.wrap_socket(socket.create_connection((HOST, lab.port)), server_hostname=HOST) as sock:
+            with connected() as sock:
                 sock.sendall(b"POST /join HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
 
     await asyncio.to_thread(ask)
-    await until(lambda: sum(type(each) is asyncio.sslproto.SSLProtocol for each in gc.get_objects()) < 5, 3)
+    await until(lambda: kept() < 5, 3)
 
 
 async def test_attack_bodies_that_are_too_large_or_nonsense(lab: Lab) -> None:

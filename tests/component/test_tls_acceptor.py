@@ -98,10 +98,11 @@ async def test_who_shows_a_certificate_stays_and_is_not_counted(echo: Echo) -> N
     await until(lambda: len(echo.acceptor.strangers) == 0, 0.9)
     async with strangers(echo.port, 3 * MOST) as silent:
         await until(lambda: are_open(silent) == 0, 5)
-    await asyncio.sleep(BOUNDS.stranger_s)
+    reader, writer = await echo.connect(echo.stranger)  # later than they
+    await until(lambda: reader.at_eof() or reader.exception() is not None, 5)
     assert all([await answers(*each, data=bytes(1 << 20)) for each in known])
-    for _, writer in known:
-        writer.close()
+    for _, each in [*known, (reader, writer)]:
+        each.close()
 
 
 async def test_a_stranger_ends_in_time_whatever_it_does(echo: Echo) -> None:
@@ -212,7 +213,9 @@ async def test_an_error_of_accept_is_waited_out(echo: Echo, monkeypatch: pytest.
     with monkeypatch.context() as broken:
         broken.setattr(socket.socket, "accept", accept)
         opening = asyncio.create_task(echo.connect(echo.known))
-        await asyncio.sleep(0.2)
+        await until(lambda: bool(calls))
+        for _ in range(20):  # the connection still waits, so accept would be called in each step of the loop
+            await asyncio.sleep(0)
     assert len(calls) == 1
     async with asyncio.timeout(5):
         _, writer = await opening

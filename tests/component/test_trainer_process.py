@@ -266,6 +266,7 @@ async def test_the_process_ends_with_the_orchestrator() -> None:
         "from orchestrator.training.process import TrainerProcess\n"
         "async def main():\n"
         "    async with TrainerProcess.started() as process:\n"
+        "        await process.ready()\n"  # one that is not ends as it says so
         "        print(process.pid, flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
+import os
+import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -13,9 +18,10 @@ from rich.console import Console
 from edgebed.errors import FleetError, UsageError
 from orchestrator.cli.fleet import fleet_table, up
 from orchestrator.fleet.base import Held
-from orchestrator.fleet.spec.profile import Limits
+from orchestrator.fleet.spec.profile import FleetSpec, Limits
 from orchestrator.runs import daemon
 from orchestrator.runs.daemon import DeviceInFleet, FleetState
+from tests.waiting import until
 
 WANTED = Limits(0.2, 10_000_000, 30_000_000, 512)
 KERNEL = Held(
@@ -101,7 +107,32 @@ def test_a_standing_fleet_answers_from_a_folder_with_a_long_path(tmp_path: Path)
     """The path of a socket has at most 107 bytes."""
     place = daemon.FleetFolder(tmp_path / ("deep" * 30))
     place.folder.mkdir()
+    files = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX) as server, place.nearby() as here:
         server.bind(str(here / place.socket.name))
         with pytest.raises(FleetError, match=r"does not answer: .*refused"):  # nobody listens, but it is found
             place.ask()
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+async def test_a_daemon_answers_from_a_folder_with_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def standing(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+
+    async def state_of(_: object) -> FleetState:
+        return state
+
+    state = FleetState("f", "f1", "local", "kernel", 1.0, "", ())
+    monkeypatch.setattr(daemon, "standing_fleet", standing)
+    monkeypatch.setattr(daemon, "state_of", state_of)
+    place = daemon.FleetFolder(tmp_path / ("deep" * 30))
+    place.folder.mkdir()
+    spec = FleetSpec("f", "local", 1.0, (), tmp_path / "fleet.yaml")
+    held = asyncio.create_task(daemon.hold(spec, place, daemon.Wanted(None, "1", None)))
+    await until(lambda: place.ready() or held.done())
+    assert await asyncio.to_thread(place.ask) == state
+    signal.raise_signal(signal.SIGTERM)
+    async with asyncio.timeout(10):
+        await held
+    assert not place.ready()

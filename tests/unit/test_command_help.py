@@ -112,6 +112,39 @@ def test_the_first_group_comes_first_and_a_list_shows_one_sentence_per_command()
             assert first.rstrip(".") + "." == command.short_help, name
 
 
+def test_the_commands_of_a_group_stand_as_they_are_written() -> None:
+    """`compare` is a command of its own, too, and comes early there."""
+    shown = CliRunner().invoke(APP, ["reference", "--help"], env={"COLUMNS": "160"}).stdout
+    assert re.findall(r"^│ (\w+) ", shown, re.MULTILINE) == ["record", "show", "compare"]
+
+
+@pytest.mark.parametrize("typed", ["", "fleet"])
+def test_who_types_no_command_sees_the_help_and_no_error(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["edgebed", *typed.split()])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr()
+    assert "Usage:" in told.out
+    assert told.err == ""
+
+
+@pytest.mark.parametrize(("words", "shown"), [("edgebed fleet do", ["down"]), ("edgebed fleet dwn x", [])])
+def test_completion_knows_the_commands_and_is_silent_behind_a_wrong_one(
+    words: str, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it said would stand in the line that is being typed."""
+    asked = {"_EDGEBED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["edgebed"])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr()
+    assert (told.out.split(), told.err) == (shown, "")
+
+
 def test_the_page_has_the_groups_of_the_help_with_all_their_commands() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
     for title, names in PANELS.items():

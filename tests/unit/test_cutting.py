@@ -151,6 +151,23 @@ def test_places_are_ends_of_modules_and_their_costs_are_balanced() -> None:
     assert vit.feature_shape(1) == (17, 16)
 
 
+def test_what_follows_from_a_buffer_follows_the_buffer() -> None:
+    """Its values come with the weights of a task, after the network was cut."""
+    task = TASKS["rows of a table"]
+    whole, model = uncut(network("Peculiar"), task), make(network("Peculiar"), task).train()
+    assert len(model) > 1
+    for net in (whole, model):
+        (scale,) = [value for name, value in net.named_buffers() if name.endswith("scale")]
+        scale.fill_(4.0)
+    assert_equal(whole, model, task)
+
+
+def test_the_batch_comes_first_at_a_cut_and_every_stage_has_weights_to_train() -> None:
+    model = make(network("Peculiar", stages=8), TASKS["rows of a table"])
+    assert model.feature_shape(1) == (16,)
+    assert [len(list(model.get_submodule(name).parameters())) for name in model.stage_names] == [2, 2]
+
+
 @pytest.mark.parametrize(("cls", "words"), UNCUT.items())
 def test_one_that_cannot_be_cut_says_the_line_and_trains_whole(cls: str, words: str) -> None:
     model = make(network(cls), TASKS["rows of a table"])

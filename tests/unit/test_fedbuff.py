@@ -50,6 +50,26 @@ def test_a_buffer_of_all_devices_that_began_together_is_fedavg() -> None:
     assert w["fc.weight"].flatten().tolist() == [4.0, 4.0]
 
 
+def test_running_statistics_move_from_where_the_servers_are_by_the_whole_change() -> None:
+    """K = 2, η_g = 2. The server's variance is 4, and devices that began with 1 found 3 and 1: 4 - (1 + 3) / 2 = 2.
+    With η_g it would be 0. Of the counters the largest stays, which is the server's."""
+    method = FedBuff(FedBuff.Options(buffer=2, lr=2.0))
+    model = StagedModel([("norm", nn.BatchNorm1d(1))], {}, LearningTask((1,), 2))
+    method.setup(Context({}, model, {}, server_slots=1, devices=("a",)))
+
+    def norm(variance: float, batches: int) -> Weights:
+        return {"norm.running_var": torch.tensor([variance]), "norm.num_batches_tracked": torch.tensor(batches)}
+
+    w, base = norm(4.0, 9), norm(1.0, 0)
+    work = Assignment("a", {}, 2, (1,), 1, "output", options={"step": 0})
+    for update in (norm(3.0, 5), norm(1.0, 4)):
+        w = method.merge(w, [Contribution("a", 1, work, update, {}, base=base)])
+    assert {name: value.tolist() for name, value in w.items()} == {
+        "norm.running_var": [2.0],
+        "norm.num_batches_tracked": 9,
+    }
+
+
 def test_so_many_devices_work_at_once_and_any_idle_one_is_next() -> None:
     method = FedBuff(FedBuff.Options(concurrency=2))
     method.setup(make_method("fedavg").context)

@@ -8,16 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgebed.device.batches import ShardBatches
-from edgebed.device.core import begin_half
 from edgebed.errors import UsageError
-from edgebed.methods.base import Contribution, Trained, real_work
+from edgebed.methods.base import Contribution, real_work
 from edgebed.methods.fjord import Fjord, Local, drawn_place, worth
-from edgebed.models.staged import Weights
-from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Codec
-from orchestrator.testing.rounds import PLAIN, as_shard, batches_of, make_method, play, shard, small_model, view
+from orchestrator.testing.rounds import PLAIN, batches_of, make_method, play, shard, small_model, view
+from tests.unit._halves import trained
 
 QUARTERS = [0.25, 0.5, 1.0]
 SIZES = ((1, 1, 1), (2, 2, 2), (3, 4, 5))
@@ -34,17 +30,6 @@ def planned(method: Fjord, epochs: int = 1) -> dict[str, Assignment]:
     """p_max of `whole` is 1, of `half` 0.5, of `least` 0.25."""
     devices = [view("whole", 10, 4.0), view("half", 10, 1.0), view("least", 10, 0.5)]
     return method.plan(0, devices, msgspec.structs.replace(PLAIN, epochs=epochs)).assignments
-
-
-def trained(method: Fjord, weights: Weights, work: Assignment) -> tuple[Trained, list[int]]:
-    """What the device's half makes of its task, and the sizes by which its batches are charged."""
-    data = ShardBatches(as_shard(shard(work.device)), work)
-    body = encode_tensors(method.task_weights(weights, work), Codec())
-    half = begin_half(small_model(seed=9), work, body, data, {}, keep=False)
-    with pytest.raises(StopIteration) as stop:
-        next(half)
-    result: Trained = stop.value.value
-    return result, data.drawn
 
 
 # ---- the draw ----
@@ -155,9 +140,11 @@ def test_a_narrow_device_has_the_first_rows_and_columns() -> None:
 # ---- the average ----
 
 
-def test_the_average_by_hand() -> None:
-    """a (p_max 1, 10 samples) gave 1 everywhere, b (p_max 1/2, 30 samples) gave 5: where both are 4, elsewhere 1."""
-    method, before = ready(), small_model().weights()
+@pytest.mark.parametrize(("aggregate", "both"), [("samples", 4.0), ("uniform", 3.0)])
+def test_the_average_by_hand(aggregate: str, both: float) -> None:
+    """a (p_max 1, 10 samples) gave 1 everywhere, b (p_max 1/2, 30 samples) gave 5: where both are 4, or with equal
+    shares 3; elsewhere 1."""
+    method, before = ready(aggregate=aggregate), small_model().weights()
     assignments = planned(method)
     parts = []
     for name, samples, value in (("whole", 10, 1.0), ("half", 30, 5.0)):
@@ -167,11 +154,11 @@ def test_the_average_by_hand() -> None:
         extra = {n: torch.full(each.shape, value) for n, each in method.extra(work).items()}
         parts.append(Contribution(name, samples, work, update, {}, extra))
     merged = method.merge(before, parts)
-    assert merged["md2.conv.bias"].tolist() == [4.0, 4.0, 1.0, 1.0]
-    assert merged["md2.conv.weight"][:, :, 0, 0].tolist() == [[4.0, 4.0, 1.0]] * 2 + [[1.0] * 3] * 2
-    assert merged["md4.fc.bias"].tolist() == [4.0] * 4
-    assert method.by_width["0.md2.norm.running_mean"].tolist() == [4.0]
-    assert method.by_width["1.md2.norm.running_mean"].tolist() == [4.0, 4.0]
+    assert merged["md2.conv.bias"].tolist() == [both, both, 1.0, 1.0]
+    assert merged["md2.conv.weight"][:, :, 0, 0].tolist() == [[both, both, 1.0]] * 2 + [[1.0] * 3] * 2
+    assert merged["md4.fc.bias"].tolist() == [both] * 4
+    assert method.by_width["0.md2.norm.running_mean"].tolist() == [both]
+    assert method.by_width["1.md2.norm.running_mean"].tolist() == [both, both]
     assert method.by_width["2.md2.norm.running_mean"].tolist() == [1.0] * 4  # b never had this width
     assert merged["md2.norm.running_mean"].tolist() == [1.0] * 4
 

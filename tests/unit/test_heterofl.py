@@ -14,29 +14,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edgebed.device.batches import ShardBatches
-from edgebed.device.core import begin_half
 from edgebed.errors import RunError
-from edgebed.methods.base import Contribution, DeviceView, Method, Trained, real_work
+from edgebed.methods.base import Contribution, DeviceView, Method, real_work
 from edgebed.methods.heterofl import HeteroFl, heterofl_half, masked
 from edgebed.models.learning import loss_of
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.width import narrow_model
-from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Report
-from edgebed.wire.settings import Codec, LearningTask, Optimizer
+from edgebed.wire.settings import LearningTask, Optimizer
 from orchestrator.rounds.checks import opened
-from orchestrator.testing.rounds import (
-    PLAIN,
-    as_shard,
-    batches_of,
-    labelled,
-    make_method,
-    play,
-    shard,
-    small_model,
-    view,
-)
+from orchestrator.testing.rounds import PLAIN, batches_of, labelled, make_method, play, shard, small_model, view
+from tests.unit._halves import trained
 
 SMALL = [0.5, 1.0]
 MEANS = [f"md{number}.norm.{what}" for number in (1, 2, 3) for what in ("running_mean", "running_var")]
@@ -54,17 +42,6 @@ def planned(method: Method, round: int = 0) -> dict[str, Assignment]:
     devices: list[DeviceView] = [labelled(view("fast", 10, 4.0)), view("slow", 10, 1.0)]
     labels = (3, 0, 7, 0)
     return method.plan(round, [devices[0], msgspec.structs.replace(devices[1], labels=labels)], PLAIN).assignments
-
-
-def trained(method: Method, weights: Weights, assignment: Assignment) -> Trained:
-    """What the device's half makes of its task."""
-    data = ShardBatches(as_shard(shard(assignment.device)), assignment)
-    body = encode_tensors(method.task_weights(weights, assignment), Codec())
-    half = begin_half(small_model(seed=9), assignment, body, data, {}, keep=False)
-    with pytest.raises(StopIteration) as stop:
-        next(half)
-    result: Trained = stop.value.value
-    return result
 
 
 def by_hand(assignment: Assignment, weights: Weights, divisor: float, classes: list[int]) -> dict[str, torch.Tensor]:
@@ -98,7 +75,7 @@ def test_a_narrow_half_is_plain_torch_with_scaler_and_mask(
 ) -> None:
     weights, method = small_model().weights(), ready(**options)
     work = planned(method)["slow"]
-    found, expected = trained(method, weights, work).weights, by_hand(work, weights, divisor, classes)
+    found, expected = trained(method, weights, work)[0].weights, by_hand(work, weights, divisor, classes)
     assert {name for name in found if not name.endswith("num_batches_tracked")} == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value.detach(), rtol=1e-4, atol=1e-6)
@@ -157,7 +134,7 @@ def test_no_statistics_go_down_or_up_while_training() -> None:
     method, weights = ready(), small_model().weights()
     for work in planned(method).values():
         assert not set(MEANS) & {*method.task_weights(weights, work), *method.update_names(work, {})}
-        assert trained(method, weights, work).weights.keys() == set(method.update_names(work, {}))
+        assert trained(method, weights, work)[0].weights.keys() == set(method.update_names(work, {}))
     assert set(MEANS) <= set(ready(static_norm=False).update_names(planned(ready(static_norm=False))["slow"], {}))
 
 
@@ -201,11 +178,22 @@ async def test_the_last_round_asks_all_devices_for_the_statistics_of_the_merged_
     assert method.evaluate(asked, x, y, torch.device("cpu")) == plain
 
 
+def test_a_device_that_was_asked_trains_afterwards_as_one_that_was_not() -> None:
+    """The next method of an experiment meets the same agents, and the models that they hold."""
+    weights, models = small_model().weights(), [small_model(), small_model()]
+    asked = ready(rounds=2)
+    trained(asked, weights, planned(asked, round=1)["fast"], models[0])
+    fedavg = make_method("fedavg")
+    work = fedavg.plan(0, [view("fast", 10)], PLAIN).assignments["fast"]
+    after, plain = (trained(fedavg, weights, work, model)[0].weights for model in models)
+    assert all(torch.equal(after[name], plain[name]) for name in plain)
+
+
 def test_statistics_that_cannot_be_are_refused() -> None:
     """A negative variance; and values of which the next layers make infinities, as for weights."""
     method, weights = ready(rounds=2), small_model().weights()
     work = planned(method, round=1)["slow"]
-    result = trained(method, weights, work)
+    result, _ = trained(method, weights, work)
     update = {f"extra.{name}": value for name, value in result.extra.items()}
     assert opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), update)[1].keys() == set(MEANS)
     variance = update["extra.md1.norm.running_var"]
@@ -213,6 +201,16 @@ def test_statistics_that_cannot_be_are_refused() -> None:
         told = {**update, "extra.md1.norm.running_var": wrong}
         with pytest.raises(RunError, match=said):
             opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), told)
+
+
+def test_rolling_counts_devices_by_their_samples() -> None:
+    method, before = ready(rolling=True), small_model().weights()
+    parts = []
+    for name, samples, value in (("a", 10, 1.0), ("b", 30, 5.0)):
+        work = method.plan(0, [view(name, samples)], PLAIN).assignments[name]
+        update = {n: torch.full_like(before[n], value) for n in method.update_names(work, {})}
+        parts.append(Contribution(name, samples, work, update, {}))
+    assert method.merge(before, parts)["md1.conv.bias"].tolist() == [4.0] * 3
 
 
 def test_rolling_has_none_of_it_unless_it_is_asked_for() -> None:

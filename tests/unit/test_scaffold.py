@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
@@ -80,6 +82,17 @@ def test_a_step_and_a_control_variate_worked_by_hand() -> None:
     assert trained.state["fc.weight"].flatten().tolist() == [-0.5, 0.5]
 
 
+def test_the_loss_that_is_told_is_that_of_the_labels_alone() -> None:
+    """After the step above the logit of class 0 is larger by 1/8, and c - c_i adds -3/32 to what is minimised."""
+    model = line()
+    model.given, model.kept = {"fc.weight": torch.tensor([[1.0], [0.0]])}, {"fc.weight": torch.tensor([[0.25], [0.0]])}
+    work = Assignment("a", {}, 2, (1,), 1, "scaffold", optimizer=Optimizer("sgd", 0.5))
+    half = scaffold_half(model, work, [(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))] * 2)
+    with pytest.raises(StopIteration) as ended:
+        next(half)
+    assert ended.value.value.loss == pytest.approx((math.log(2) + math.log(1 + math.exp(-0.125))) / 2)
+
+
 def contribution(device: str, y: float, c_plus: float) -> Contribution:
     work = Assignment(device, {}, 2, (1,), 1, "scaffold")
     weights, extra = {"fc.weight": torch.full((2, 1), y)}, {"fc.weight": torch.full((2, 1), c_plus)}
@@ -97,6 +110,16 @@ def test_the_server_worked_by_hand() -> None:
     assert method.c["fc.weight"].flatten().tolist() == [2.0, 2.0]
     method.merge(merged, [contribution("a", 3.0, 4.0)])
     assert method.c["fc.weight"].flatten().tolist() == [2.5, 2.5]
+
+
+def test_running_statistics_are_those_of_the_devices_whatever_the_servers_rate() -> None:
+    """A step of twice the length, from a variance of 1 past 1/4, would end at -1/2."""
+    method, x = made(lr=2.0), small_model().weights()
+    work = method.plan(0, [view("a")], PLAIN).assignments["a"]
+    y = {name: value / 4 if value.is_floating_point() else value for name, value in x.items()}
+    merged = method.merge(x, [Contribution("a", 10, work, y, {}, method.c)])
+    assert torch.equal(merged["md1.norm.running_var"], y["md1.norm.running_var"])
+    torch.testing.assert_close(merged["md1.conv.weight"], -x["md1.conv.weight"] / 2)
 
 
 @pytest.mark.parametrize(

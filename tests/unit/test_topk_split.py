@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from edgebed.errors import RunError
 from edgebed.methods.parts.distillation import rows_of
 from edgebed.methods.topk_split import dense, topk_half
+from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
-from edgebed.wire.settings import Optimizer
+from edgebed.wire.settings import LearningTask, Optimizer
 from orchestrator.testing.agents import Agents
-from orchestrator.testing.rounds import Log, make_method, play, shard, small_model
+from orchestrator.testing.rounds import SCHEDULE, Log, make_method, play, shard, small_model, view
 
 THREE = {"a": 10, "b": 9, "c": 6}
 
@@ -51,6 +53,30 @@ def test_what_is_left_out_of_a_sample_is_added_the_next_time() -> None:
             left_out = ended.value.state["left_out"].flatten(1)
     assert torch.allclose(sent + left_out, 2 * z, atol=1e-5)
     assert left_out.abs().max() > 0
+
+
+def test_two_tasks_by_hand() -> None:
+    """z = x = (-3, 1, 2) and k = 1; the gradient is 0, so z stays. -3 goes up and (0, 1, 2) is left out. The next task
+    begins with that: of (-3, 2, 4) the 4 goes up."""
+    first = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(first.weight)
+    model = StagedModel([("a", first), ("b", nn.Linear(3, 2))], {}, LearningTask((3,), 2))
+    work = Assignment("a", {}, 2, (3,), 1, "topk", uploads=("features",), batch_size=1, options={"k": 1, "samples": 1})
+    for place, value, left_out in ((0, -3.0, [0.0, 1.0, 2.0]), (2, 4.0, [-3.0, 2.0, 0.0])):
+        half = topk_half(model, work, [(torch.tensor([[-3.0, 1.0, 2.0]]), torch.zeros(1).long())])
+        upload = next(half).tensors
+        assert (upload["places"].tolist(), upload["values"].tolist()) == ([[place]], [[value]])
+        with pytest.raises(StopIteration) as ended:
+            half.send({"gradient": torch.zeros(1, 1)})
+        model.kept = ended.value.value.state
+        assert model.kept["left_out"].tolist() == [left_out]
+
+
+@pytest.mark.parametrize(("share", "k"), [(0.1, 11), (0.001, 1), (1.0, 108)])
+def test_a_share_is_rounded_up_to_places(share: float, k: int) -> None:
+    """Of the 3 x 6 x 6 features behind the first stage. A k of 0 would send nothing, and train nothing."""
+    method = make_method("topk-split", cut=1, share=share)
+    assert method.plan(0, [view("a")], SCHEDULE).assignments["a"].options["k"] == k
 
 
 async def test_a_device_that_lost_its_state_begins_without() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -74,6 +75,19 @@ def test_an_adapter_is_a_change_of_the_weight() -> None:
     merged = layer.weight + 0.5 * layer.lora_b @ layer.lora_a
     torch.testing.assert_close(layer(x), nn.functional.linear(x, merged, layer.bias))
     assert not torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_adapters_are_scaled_by_alpha_over_rank() -> None:
+    """Here 4 / 2."""
+    adapted, merged = built(LORA), built(SMALL)
+    with torch.no_grad():
+        for name, layer in adapted.named_modules():
+            if isinstance(layer, LoraLinear):
+                layer.lora_b.normal_()
+                merged.get_parameter(f"{name}.weight").add_(2 * layer.lora_b @ layer.lora_a)
+    x, _ = tokens()
+    torch.testing.assert_close(adapted(x), merged(x), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(adapted(x), built(SMALL)(x))
 
 
 def test_adapters_are_on_the_layers_that_are_named() -> None:
@@ -176,6 +190,15 @@ def test_frozen_batch_norm_keeps_its_statistics(trainable: list[str], with_stati
     assert any(name.endswith("running_mean") for name in moved) == with_statistics
 
 
+def test_dropout_behind_frozen_layers_goes_on() -> None:
+    """That none of 64 features is dropped has a probability of 2^-64."""
+    first = nn.Sequential(OrderedDict(fc=nn.Linear(6, 64), drop=nn.Dropout(0.5)))
+    model = StagedModel([("a", first), ("b", nn.Linear(64, 4))], {}, LearningTask((6,), 4))
+    model.freeze(["a.fc.weight", "a.fc.bias"])
+    part = DevicePart(model, task_at("a", {}, model.task, 2, "output"))
+    assert (part.stages[0](torch.ones(1, 6)) == 0).any()
+
+
 # ---- methods ----
 
 PARTS = [name for name, cls in METHODS.classes().items() if cls.trains_part]
@@ -249,6 +272,7 @@ def test_the_base_goes_down_once_and_again_after_a_loss() -> None:
     assert task(3) == part[3] | (below[3] - below[2]), "a deeper cut brings only what is new"
     assert task(2, how="lost", delivered=False) == part[2]
     assert task(3) == part[3], "a link that was cut takes nothing from the device"
+    assert [task(1), task(3)] == [part[1], part[3]], "nor does a shallower cut"
     assert task(1, how="failed") == part[1]
     assert task(1) == below[1], "a device that failed may have lost it"
     assert task(1, "a/2") == below[1], "another agent has nothing"
