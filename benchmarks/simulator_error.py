@@ -25,7 +25,7 @@ import msgspec
 from benchmarks._figures import figure, kept_folder, no_fleets
 from benchmarks._paths import EXPERIMENTS
 from benchmarks._runs import facts, finished, play_missing
-from orchestrator.experiment import Experiment, Server, load
+from orchestrator.experiment import Experiment, Server, Simulation, load
 from orchestrator.records.compare.sim_error import SimError, sim_error
 from orchestrator.runs import session
 from orchestrator.simulation.run import SimulationRequest, simulate
@@ -61,6 +61,7 @@ def experiment(file: Experiment) -> Experiment:
         training=msgspec.structs.replace(file.training, seed=seed, rounds=rounds, stop_at_target=False),
         speed=f"reference {os.environ.get('SIMULATOR_REFERENCE', 'x86-avx512')}",
         server=Server(cpus=cpus) if cpus else None,
+        simulation=Simulation(),  # with the reference's costs, whatever the file simulates with
     )
 
 

@@ -91,7 +91,7 @@ class TaskRun:
 
     def reply(self, batch: int) -> bytes:
         body, waited = self._replies.take(batch)
-        self.hold(waited=waited)
+        self.hold(waited=waited, used_s=self.uploads.sent_cpu_s if waited else None)
         self._tools.pacer.charge(self._pieces.charge("receive", len(body)))
         return body
 
@@ -110,8 +110,8 @@ class TaskRun:
         if self._cancelled.wait(seconds):
             raise Cancelled("the task was cancelled")
 
-    def hold(self, *, waited: bool = False) -> None:
-        self._tools.pacer.hold(self._rest, waited=waited)
+    def hold(self, *, waited: bool = False, used_s: float | None = None) -> None:
+        self._tools.pacer.hold(self._rest, waited=waited, used_s=used_s)
 
     def _rest(self, seconds: float) -> None:
         self.wait(min(seconds, LONGEST_REST_S))

@@ -25,7 +25,12 @@ class UploadQueue:
         metrics: bytes and seconds are added here.
         slots: encoded uploads held at once.
         hold: keep all uploads and send them when `drained` is called. The training thread then never waits.
+
+    Attributes:
+        sent_cpu_s: CPU seconds of the process when the last upload was acknowledged.
     """
+
+    sent_cpu_s = 0.0
 
     def __init__(
         self,
@@ -92,6 +97,7 @@ class UploadQueue:
             return  # queued while the task was being cancelled
         with self._account.sending():
             await self._send(header, body)
+            self.sent_cpu_s = time.process_time()
             self._account.sent(len(body))
 
     def _finished(self, future: Future[None]) -> None:

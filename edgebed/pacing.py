@@ -115,17 +115,19 @@ class Pacer:
         with self._lock:
             self._charged += cpu_s
 
-    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> float:
+    def hold(self, wait: Callable[[float], None], *, waited: bool = False, used_s: float | None = None) -> float:
         """Return when the event at the end of the unit may be seen; the next unit begins.
 
         Args:
             wait: sleeps at most so many seconds. It may raise.
             waited: the unit was a wait for others, so the next one begins now.
+            used_s: CPU seconds of the process up to which the unit counts, if not all: what a wait ends with takes CPU
+                time of its own to arrive, which counts in the next unit.
 
         Returns:
             Seconds by which the event is late; 0 without pacing.
         """
-        cpu, held = self._cpu(), False
+        cpu, held = self._cpu() if used_s is None else max(self._used, used_s), False
         while (left := self._left_s(cpu)) > 0:
             wait(left)
             held = True

@@ -44,11 +44,11 @@ class Skipping(Pacer):
         super().charge(cpu_s)
         self._charged_s += cpu_s
 
-    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> float:
+    def hold(self, wait: Callable[[float], None], *, waited: bool = False, used_s: float | None = None) -> float:
         charged_s, self._charged_s = self._charged_s, 0.0
         self._holds += charged_s >= BATCH_S / 2
         if charged_s < BATCH_S / 2 or self._holds % 3:
-            return super().hold(wait, waited=waited)
+            return super().hold(wait, waited=waited, used_s=used_s)
         self.begin()
         return 0.0
 
@@ -56,8 +56,8 @@ class Skipping(Pacer):
 class Denying(Pacer):
     """Says that it is never late, and is."""
 
-    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> float:
-        super().hold(wait, waited=waited)
+    def hold(self, wait: Callable[[float], None], *, waited: bool = False, used_s: float | None = None) -> float:
+        super().hold(wait, waited=waited, used_s=used_s)
         wait(0.1)
         self.begin()
         return 0.0

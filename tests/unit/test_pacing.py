@@ -38,6 +38,29 @@ def test_work_that_the_quota_did_not_stop_is_held() -> None:
     assert sum(world.waits) == pytest.approx(0.09)
 
 
+def test_the_cpu_time_that_a_reply_takes_to_arrive_is_held_after_the_wait() -> None:
+    world = World(0.1)
+    world.work(0.001)  # the upload is sent
+    sent_s = world.cpu
+    world.work(0.0, wall_s=1.0)
+    world.work(0.002)  # the reply arrives
+    arrived = world.now
+    world.pacer.hold(world.sleep, waited=True, used_s=sent_s)
+    assert world.now == arrived
+    world.work(0.003)
+    assert world.event() == pytest.approx(arrived + (0.002 + 0.003) / 0.1)
+
+
+def test_a_wait_shorter_than_the_work_before_it_is_held_for_that_work_once() -> None:
+    world = World(0.1)
+    world.work(0.010)
+    sent_s = world.cpu
+    world.work(0.002)
+    world.pacer.hold(world.sleep, waited=True, used_s=sent_s)
+    assert world.now == pytest.approx(0.1)
+    assert world.event() == pytest.approx(0.12)
+
+
 def test_work_that_the_quota_did_stop_is_not_held_again() -> None:
     world = World(0.1)
     world.work(0.010, wall_s=0.2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from edge_agent.software_throttle import SoftwareThrottle
-from edge_agent.task_run import TaskRun, Tools
+from edge_agent.task_run import ReplyBox, TaskRun, Tools
 from edge_agent.telemetry import ThreadCpu, Throttling
 from edge_agent.training import DeviceTrainer
 from edgebed.device.core import Body, Result
@@ -27,12 +27,14 @@ class Noted(Pacer):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[tuple[str, float]] = []
+        self.used_s: float | None = None
 
     def charge(self, cpu_s: float) -> None:
         self.told.append(("charge", cpu_s))
 
-    def hold(self, wait: Callable[[float], None], *, waited: bool = False) -> float:
+    def hold(self, wait: Callable[[float], None], *, waited: bool = False, used_s: float | None = None) -> float:
         self.told.append(("waited" if waited else "hold", 0.0))
+        self.used_s = used_s
         return 0.0
 
 
@@ -89,3 +91,16 @@ def test_a_task_without_costs_is_held_at_its_events_only(loop: asyncio.AbstractE
     assert pacer.told == [("charge", 0.0)]
     run.upload(Upload("a", run.task.id, 0, 8), b"x" * 30)
     assert ("hold", 0.0) in pacer.told
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_wait_for_a_reply_counts_up_to_the_end_of_the_upload(
+    waited: bool, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplyBox, "take", lambda box, batch: (b"x", waited))
+    pacer = Noted()
+    run = task_run(loop, pacer, {})
+    run.work(Trainer(), 1, 0.5)
+    run.uploads.sent_cpu_s = 7.0
+    run.reply(0)
+    assert pacer.used_s == (7.0 if waited else None)
