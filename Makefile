@@ -37,9 +37,10 @@ test test-quick: export PYTHONDONTWRITEBYTECODE :=  # each of the processes woul
 # Computations on this host pause meanwhile.
 TIMED := $(BIN)/python -m orchestrator.files.timed_host
 TESTS := tests/unit tests/contract tests/component tests/e2e
+SLOWEST := --durations=40 --file-times build/test-times
 test: setup
-	$(TIMED) $(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" --file-times build/test-times/parallel.json $(TESTS)
-	$(TIMED) $(BIN)/pytest -m alone --file-times build/test-times/alone.json tests/component tests/e2e
+	$(TIMED) $(BIN)/pytest -n $(WORKERS) --dist loadscope -m "not alone" $(SLOWEST)/parallel.json $(TESTS)
+	$(TIMED) $(BIN)/pytest -m alone $(SLOWEST)/alone.json $(shell grep -rl --include="test_*.py" "mark\.alone" tests)
 
 # What needs no fleet, no broker and no other program: for every change, in about two minutes.
 test-quick: setup

@@ -21,6 +21,7 @@ import msgspec
 
 from benchmarks._figures import figure, skip
 from benchmarks._link import missing, shaped_link
+from benchmarks._near import Far
 from benchmarks.boards_service import HOST, Running, side
 from edge_agent.board.cipher import ONLY_CHACHA20
 from edgebed.limits.cgroups import Cgroup, join
@@ -51,29 +52,21 @@ class Spent(msgspec.Struct):
     cpu: float = 0.0
 
 
-class Client:
+class Client(Far):
     """A device in a process of its own, and the orchestrator's endpoint on the same broker."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, near: TransferEndpoint) -> None:
-        self._name, self._process, self._near = name, process, near
+        super().__init__(process)
+        self._name, self._near = name, near
 
     async def turn(self, spent: Spent, body: bytes) -> None:
         """One transfer each way."""
-        before = (await self.ask("look"))["cpu_s"]
-        spent.up += (await self.ask("send"))["seconds"]
+        before = (await self.do("look"))["cpu_s"]
+        spent.up += (await self.do("send"))["seconds"]
         begin = time.perf_counter()
         await self._near.send(self._name, Reply("bench", 0), body)
         spent.down += time.perf_counter() - begin
-        spent.cpu += (await self.ask("look"))["cpu_s"] - before
-
-    async def ask(self, what: str) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n".encode())
-        return await self.answer()
-
-    async def answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        return dict(json.loads(await self._process.stdout.readline()))
+        spent.cpu += (await self.do("look"))["cpu_s"] - before
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +84,7 @@ async def client(
     cgroup = Cgroup.named(f"bench-{process.pid}")
     made = Client(name, process, near)
     try:
-        await made.ask(json.dumps(options))
+        await made.do("start", options=options)
         cgroup.make()
         cgroup.set(Limits(cpus=CPUS, uplink_bit_s=10**9, downlink_bit_s=10**9, memory_mib=512))
         join(cgroup, process.pid)
@@ -124,7 +117,7 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
         link = stack.enter_context(shaped_link(mbit))
         broker = await enter(open_broker([link.host], kinds=["mosquitto"], fleet="f1", devices=["dev"]))
         near = await enter(orchestrator(broker.address))
-        far = _address(broker.access(link.host, "dev"))
+        far = broker.access(link.host, "dev")
         clients = {"plain": await enter(client("dev", link.prefix, near, far, {}))}
         near = await enter(orchestrator(local))
         for kind, identity in boards.items():
@@ -136,10 +129,6 @@ async def measure(mbit: int, running: Running, boards: dict[str, Identity], envi
             for kind, each in clients.items():
                 await each.turn(spent[kind] if number else Spent(), body)  # the first one warms up
     show(mbit, spent)
-
-
-def _address(access: object) -> Address:
-    return msgspec.convert(msgspec.to_builtins(access), Address)
 
 
 def show(mbit: int, spent: dict[str, Spent]) -> None:
@@ -206,11 +195,11 @@ async def serve(name: str, host: str, port: str, user: str, password: str, folde
     begin = time.perf_counter()
     while True:
         print(json.dumps({"cpu_s": time.process_time(), "seconds": time.perf_counter() - begin}), flush=True)
-        what = (await asyncio.to_thread(sys.stdin.readline)).strip()
+        what = json.loads(await asyncio.to_thread(sys.stdin.readline))["do"]
         begin = time.perf_counter()
         if what == "send":
             await endpoint.send(ORCHESTRATOR, Upload(name, "bench", 0, 1), body)
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*json.loads(sys.stdin.readline())))
+    asyncio.run(serve(*json.loads(sys.stdin.readline())["options"]))

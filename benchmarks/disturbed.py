@@ -46,8 +46,6 @@ class Rivals(session.Watch):
                 self._tell(signal.SIGCONT)
             case RoundFinished():
                 self._tell(signal.SIGSTOP)
-            case _:
-                pass
 
     def _tell(self, what: signal.Signals) -> None:
         for rival in self._rivals:

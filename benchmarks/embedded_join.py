@@ -30,7 +30,7 @@ class Agent:
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.name, self.joined, self.lost, self.answered = name, asyncio.Event(), 0, False
-        address = tcp_address(broker, name)
+        address = tcp_address(broker, device=name)
         self._topics = Topics("bench")
         will = (self._topics.state(self.name), encode(Presence(self.name, "i", False, 1)), True)
         self._control = MqttLink(address, f"{self.name}-control", will=will, keepalive_s=60)

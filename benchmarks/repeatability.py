@@ -34,21 +34,14 @@ KINDS = ("interleaved", "one after the other")
 
 
 class Repetition(msgspec.Struct):
-    """One run of the demo.
-
-    Attributes:
-        at: seconds since 1970 when it began.
-        rounds: ratios DTFL ÷ FedAvg of rounds with the same number, from the second on.
-        to_target: ratio of the times to target; None where one did not reach it.
-        round_s: median round of each, for the drift between repetitions.
-    """
+    """One run of the demo."""
 
     number: int
     kind: str
-    at: float
-    rounds: list[float]
-    to_target: float | None
-    round_s: dict[str, float]
+    at: float  # seconds since 1970 when it began
+    rounds: list[float]  # ratios DTFL ÷ FedAvg of rounds with the same number, from the second on
+    to_target: float | None  # ratio of the times to target; None where one did not reach it
+    round_s: dict[str, float]  # median round of each, for the drift between repetitions
 
     @property
     def ratio(self) -> float:

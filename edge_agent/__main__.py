@@ -7,7 +7,6 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -20,7 +19,7 @@ from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.training import warm_up
 from edgebed.entry import exit_on_error
 from edgebed.errors import FileError, UsageError
-from edgebed.link.connection import Address
+from edgebed.link.connection import Address, parse_url
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.plugin_code import read_plugins, use
@@ -35,26 +34,17 @@ def settings_from(arguments: list[str]) -> AgentSettings:
     """Settings from argv and the environment. Raises UsageError with cause and hint."""
     given = _parser().parse_args(arguments)
     broker = _text_of(Path(given.broker_file)) if given.broker_file else given.broker
-    url = urlsplit(broker)
-    try:
-        port = url.port or (8883 if url.scheme == "mqtts" else 1883)
-    except ValueError:
-        port = 0
-    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or not 0 < port < 65536:
-        raise UsageError(
-            f"--broker {_without_password(broker)!r} is not a broker address",
-            hint="give mqtt://user:password@host:port, or set EDGEBED_BROKER",
-        )
+    address = parse_url(broker, "give mqtt://user:password@host:port, or set EDGEBED_BROKER")
     return AgentSettings(
-        host=url.hostname,
-        port=port,
-        username=unquote(url.username or ""),
-        password=unquote(url.password or ""),
+        host=address.host,
+        port=address.port,
+        username=address.username,
+        password=address.password,
         fleet=check_name(given.fleet, "fleet"),
         device=check_name(given.device),
         shard=given.shard,
         alone_s=given.alone_s,
-        identity=_identity(given.identity) if url.scheme == "mqtts" else None,
+        identity=_identity(given.identity) if broker.lower().startswith("mqtts:") else None,
         board=given.board,
         accelerator=given.accelerator or ("auto" if given.board else "cpu"),
         board_id=given.board_id,
@@ -145,12 +135,6 @@ async def _serve(settings: AgentSettings) -> None:
         await agent.run()
     finally:
         watch.cancel()
-
-
-def _without_password(url: str) -> str:
-    """The address without its password."""
-    head, at, host = url.rpartition("@")
-    return f"{head.split(':')[0]}://…@{host}" if at else url
 
 
 def main() -> None:

@@ -22,11 +22,7 @@ CURE = "docs/boards.md names the torch for each kind of board; install it, then 
 
 
 def find_accelerator(wanted: str) -> torch.device:
-    """The torch device of NAMES.
-
-    Raises:
-        UsageError: there is none of this name, or torch cannot use it.
-    """
+    """The torch device of NAMES. Raises UsageError: there is none of this name, or torch cannot use it."""
     if wanted not in NAMES:
         raise UsageError(f"there is no accelerator {wanted!r}{nearest(wanted, NAMES)}", hint="give auto, cpu or cuda")
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):

@@ -197,8 +197,6 @@ class Agent:
                 self.phases.seen(upto)
             case Probe():
                 self._spawn(self._probe(message))
-            case _:
-                pass
 
     def _end(self, refused: str) -> None:
         """Stop. `refused`: why the orchestrator does not accept this agent."""

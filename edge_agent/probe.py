@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from edge_agent.software_throttle import SoftwareThrottle, TokenBucket
-from edge_agent.training import DeviceTrainer, Unheard
+from edge_agent.training import DeviceTrainer, TaskIO
 from edgebed.datasets.shard import Shard, blank_shard
 from edgebed.device.core import Cancelled
 from edgebed.device.phases import PhaseLog
@@ -229,7 +229,7 @@ LEAST_BATCHES = 2
 """Batches that a slow device does of `task`, though they take longer than they should."""
 
 
-class _Batches(Unheard):
+class _Batches(TaskIO):
     """The `TaskIO` of `task`: measures the pieces, and ends it in time."""
 
     def __init__(self, seconds: float, throttle: SoftwareThrottle) -> None:

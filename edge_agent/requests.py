@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from edgebed.datasets.shard import Shard
 from edgebed.device.phases import PhaseLog
@@ -17,14 +16,24 @@ from edgebed.methods.parts.serving import arrival_times_ns
 from edgebed.wire.settings import Arrivals
 
 
-class Patience(Protocol):
-    """The calls of `training.TaskIO` that are needed here; `wait` and `check` raise when the task has ended."""
+class Patience:
+    """The calls of `training.TaskIO` that are needed here; `wait` and `check` raise when the task has ended. Here
+    nothing is waited for and nobody hears."""
 
-    def check(self) -> None: ...
-    def progress(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...
-    def hold(self) -> None: ...
-    def pace(self) -> None: ...
+    def check(self) -> None:
+        """Raise if the task has ended."""
+
+    def progress(self) -> None:
+        """Count one more batch."""
+
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds."""
+
+    def hold(self) -> None:
+        """Return when what is done so far may be seen by others (`edgebed.pacing`)."""
+
+    def pace(self) -> None:
+        """Called after every batch. The software throttle, if there is one, waits here."""
 
 
 class Requests:

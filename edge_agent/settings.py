@@ -18,17 +18,7 @@ from edgebed.wire.topics import Topics
 
 
 class AgentSettings(Guarded, frozen=True):
-    """What an agent is started with.
-
-    Attributes:
-        identity: certificate and key, where the broker speaks TLS.
-        alone_s: seconds after which the agent ends if it has received nothing from an orchestrator, which answers every
-            heartbeat. Without it the agents of a killed orchestrator would stay for ever. 0: no limit.
-        board: this machine is the device, and not its host: tell what the machine's sensors read.
-        accelerator: where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda.
-        board_id: id of a board that has joined, which is the last level of its topics; "": the device's name is.
-        plugins: folder of the plug-ins to use, as the orchestrator has copied it.
-    """
+    """What an agent is started with."""
 
     host: str
     port: int
@@ -37,12 +27,14 @@ class AgentSettings(Guarded, frozen=True):
     fleet: str
     device: str
     shard: Path
+    # seconds after which the agent ends if it has received nothing from an orchestrator, which answers every heartbeat.
+    # Without it the agents of a killed orchestrator would stay for ever. 0: no limit
     alone_s: float = 1800.0
-    identity: Identity | None = None
-    board: bool = False
-    accelerator: str = "cpu"
-    board_id: str = ""
-    plugins: Path | None = None
+    identity: Identity | None = None  # certificate and key, where the broker speaks TLS
+    board: bool = False  # this machine is the device, and not its host: tell what the machine's sensors read
+    accelerator: str = "cpu"  # where it trains; `accelerator.NAMES` until the machine was asked, then cpu or cuda
+    board_id: str = ""  # id of a board that has joined, which is the last level of its topics; "": the device's name is
+    plugins: Path | None = None  # folder of the plug-ins to use, as the orchestrator has copied it
 
     @property
     def topics(self) -> Topics:

@@ -7,10 +7,7 @@ from edgebed.errors import LinkError
 
 class Silence:
     """Counts the seconds since the orchestrator's last message, without time in which this process was stopped.
-
-    Args:
-        limit_s: seconds after which the agent ends; 0: no limit.
-    """
+    `limit_s`: seconds after which the agent ends; 0: no limit."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._seconds = limit_s, 0.0

@@ -54,11 +54,7 @@ class CpuGovernor:
 
 
 class TokenBucket:
-    """A link with a rate in bytes per second, in the order of the bytes.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """A link with a rate in bytes per second, in the order of the bytes. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

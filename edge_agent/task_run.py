@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_agent.software_throttle import SoftwareThrottle
 from edge_agent.telemetry import RunDelay, ThreadCpu, Throttling, resident_mib
-from edge_agent.training import DeviceTrainer
+from edge_agent.training import DeviceTrainer, TaskIO
 from edge_agent.upload_queue import UploadQueue
 from edgebed.device.core import Body, Cancelled, Result
 from edgebed.device.metrics import TaskMetrics
@@ -38,8 +38,8 @@ class Tools:
     advance: Callable[[], None]
 
 
-class TaskRun:
-    """One task. It implements `training.TaskIO`.
+class TaskRun(TaskIO):
+    """One task.
 
     Args:
         quota_s: CPU seconds that the quota gives in one of its periods.
@@ -52,12 +52,12 @@ class TaskRun:
     """
 
     def __init__(self, task: Task, inbound: ReceivedTransfer, tools: Tools, quota_s: float) -> None:
+        super().__init__(TaskMetrics(inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9))
         self.task, self._tools = task, tools
         self.result: Result | None = None
         self.diverged = False
         self.trace = ""
         self.ending: asyncio.Task[None] | None = None
-        self.metrics = TaskMetrics(inbound.bytes, (inbound.last_ns - inbound.first_ns) / 1e9)
         self._quota_s, self._cpu_s = quota_s, time.process_time()
         self._body: Body = inbound.body
         self._cancelled = threading.Event()

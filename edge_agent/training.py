@@ -9,12 +9,11 @@ import gc
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 import torch
 
-from edge_agent.requests import Requests
+from edge_agent.requests import Patience, Requests
 from edgebed.accelerator import CPU, settle, wait_for
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.batches import Batches, ShardBatches
@@ -43,35 +42,22 @@ from edgebed.wire.messages import Assignment, Task, Upload
 from edgebed.wire.settings import Codec, LearningTask, Optimizer
 
 
-class TaskIO(Protocol):
+class TaskIO(Patience):
     """What the training thread asks of the event loop. `upload`, `reply`, `check` and `wait` raise Cancelled or
-    TransferError when the task has ended."""
+    TransferError when the task has ended. As it is here, nobody hears of the work: `warm_up`."""
 
-    metrics: TaskMetrics
+    def __init__(self, metrics: TaskMetrics | None = None) -> None:
+        self.metrics = metrics or TaskMetrics()
 
     def upload(self, header: Upload, body: bytes | bytearray) -> None:
         """Hand over an upload. Waits while the upload queue is full, and returns when that may be seen by others."""
 
     def reply(self, batch: int) -> bytes:
         """Wait for the body of the reply to upload `batch`, until its use may be seen by others."""
-
-    def check(self) -> None:
-        """Raise if the task has ended."""
+        return b""
 
     def done(self, kind: str, size: int) -> None:
         """A piece of work has ended (`edgebed.device.pieces`). Returns when the reference would have ended it."""
-
-    def progress(self) -> None:
-        """Count one more batch."""
-
-    def wait(self, seconds: float) -> None:
-        """Return after so many seconds."""
-
-    def hold(self) -> None:
-        """Return when what is done so far may be seen by others (`edgebed.pacing`)."""
-
-    def pace(self) -> None:
-        """Called after every batch. The software throttle, if there is one, waits here."""
 
 
 class DeviceTrainer:
@@ -152,8 +138,6 @@ def _pieces(step: CoreStep, kinds: Kinds, *, building: bool) -> Iterable[tuple[s
             yield kinds.uploading(drawn) if upload else kinds.finished()
         case Encoded(raw, _, update):
             yield "update" if update else "encode", raw
-        case _:
-            pass
 
 
 class _Driver:
@@ -183,8 +167,6 @@ class _Driver:
                 answer = self._io.reply(number)
                 metrics.reply_s += time.monotonic() - start
                 return answer
-            case _:
-                pass
         return None
 
 
@@ -214,30 +196,6 @@ WARM_UP_TASKS = (
 """Objective, stages, uploads, optimizer and codec of the tasks of `warm_up`: a whole model, and a device half."""
 
 
-class Unheard:
-    """A `TaskIO` of work of which nobody hears: `warm_up`."""
-
-    def __init__(self) -> None:
-        self.metrics = TaskMetrics()
-
-    def upload(self, header: Upload, body: bytes | bytearray) -> None: ...
-
-    def reply(self, batch: int) -> bytes:
-        return b""
-
-    def done(self, kind: str, size: int) -> None: ...
-
-    def check(self) -> None: ...
-
-    def progress(self) -> None: ...
-
-    def wait(self, seconds: float) -> None: ...
-
-    def hold(self) -> None: ...
-
-    def pace(self) -> None: ...
-
-
 def warm_up(accelerator: torch.device = CPU) -> None:
     """Do two small tasks as a device does them, so that everything they use is loaded before the limits are set. The
     first task of a process uses up to three times the CPU time of later ones, and the first method of a fleet would pay
@@ -257,7 +215,7 @@ def warm_up(accelerator: torch.device = CPU) -> None:
             uploads=uploads, batch_size=2, optimizer=optimizer, codec=codec,
         )  # fmt: skip
         weights = encode_tensors(model.weights(), Codec())
-        trainer.run(Task("warm-up", "", 0, assignment), weights, Unheard(), threads=1)
+        trainer.run(Task("warm-up", "", 0, assignment), weights, TaskIO(), threads=1)
     torch.set_rng_state(state)
     gc.collect()
     gc.freeze()

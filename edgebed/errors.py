@@ -117,11 +117,8 @@ class FileError(EdgebedError):
 
     @classmethod
     def of(cls, error: OSError, path: str | os.PathLike[str] | None = None) -> FileError:
-        """What the operating system refused: the place, the cause and the hint.
-
-        Args:
-            path: the place, where `error` does not name it.
-        """
+        """What the operating system refused: the place, the cause and the hint. `path`: the place, where `error` does
+        not name it."""
         place = path or error.filename or ""
         cause = error.strerror or str(error) or type(error).__name__
         hint = FILE_HINTS.get(error.errno or 0, "see whether this place can be read and written, then try again")

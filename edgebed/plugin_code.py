@@ -41,18 +41,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class PluginCode(msgspec.Struct, frozen=True):
-    """A plug-in as it was read.
+    """A plug-in as it was read."""
 
-    Attributes:
-        name: of its top-level module.
-        folder: in which the file or the package stands.
-        files: their bytes by path below `folder`: `mine.py`, or `mine/__init__.py` and all beside it.
-        told: its hash, where it was first read, the modules to import, and the packages it needs (as pip names them).
-    """
-
-    name: str
-    folder: str
-    files: Mapping[str, bytes]
+    name: str  # of its top-level module
+    folder: str  # in which the file or the package stands
+    files: Mapping[str, bytes]  # their bytes by path below `folder`: `mine.py`, or `mine/__init__.py` and all beside it
+    # its hash, where it was first read, the modules to import, and the packages it needs (as pip names them)
     told: Told
 
     @property
@@ -77,11 +71,8 @@ def sha256_of(files: Mapping[str, bytes]) -> str:
 
 
 def read_plugin(what: str, near: Path = Path()) -> PluginCode:
-    """The plug-in at a path, which may start in the folder `near`, or the installed package of that name.
-
-    Raises:
-        PluginError: there is none, or it is none.
-    """
+    """The plug-in at a path, which may start in the folder `near`, or the installed package of that name. Raises
+    PluginError: there is none, or it is none."""
     path = Path(os.path.abspath(near / what))
     if not path.is_file() and not (path / "__init__.py").is_file():
         path = _installed(what, path)
@@ -252,11 +243,7 @@ _finder = _Finder()
 
 def use(codes: Iterable[PluginCode]) -> None:
     """Import plug-ins, so that their classes can be created by name. One that is in use is left alone, or replaced if
-    its code is another one.
-
-    Raises:
-        PluginError: one cannot be imported; with the line.
-    """
+    its code is another one. Raises PluginError: one cannot be imported; with the line."""
     fresh = [code for code in codes if code.name not in LOADED or LOADED[code.name].sha256 != code.sha256]
     for code in fresh:
         forget(code.name)

@@ -44,22 +44,14 @@ MOUNTS = (
 
 
 class ServiceUnit(msgspec.Struct, frozen=True):
-    """A unit of the whole machine where we are root, else of our user.
+    """A unit of the whole machine where we are root, else of our user."""
 
-    Attributes:
-        name: of the unit, without `.service`.
-        command: absolute path and arguments.
-        environment: variables that the command needs.
-        folder: the one in which it writes.
-        needs: lines of the unit of the whole machine, with the capabilities that it keeps.
-    """
-
-    name: str
+    name: str  # of the unit, without `.service`
     about: str
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    folder: Path
-    needs: tuple[str, ...]
+    command: tuple[str, ...]  # absolute path and arguments
+    environment: dict[str, str]  # variables that the command needs
+    folder: Path  # the one in which it writes
+    needs: tuple[str, ...]  # lines of the unit of the whole machine, with the capabilities that it keeps
 
     @property
     def path(self) -> Path:

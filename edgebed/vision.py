@@ -75,11 +75,8 @@ def both_parts(kind: str, root: Path, *, files: str) -> tuple[Any, Any]:
 
 
 def picture(source: str | Path | bytes, *, size: int = 0, grey: bool = False) -> torch.Tensor:
-    """One picture file as (C, H, W) uint8, C = 3 or 1. `size`: scaled to size x size; 0 = as it is.
-
-    Raises:
-        UsageError: it is no picture that can be read.
-    """
+    """One picture file as (C, H, W) uint8, C = 3 or 1. `size`: scaled to size x size; 0 = as it is. Raises UsageError:
+    it is no picture that can be read."""
     from PIL import Image  # torchvision brings Pillow along
 
     try:

@@ -27,17 +27,16 @@ from orchestrator.files.yaml_file import Document, load_yaml, mistakes, plain
 from orchestrator.scenario.spec import LONGEST_S, ScenarioEvent
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Rounds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+MOST_ROUNDS = 1_000_000
+Rounds = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROUNDS)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Values = Annotated[list[Any], msgspec.Meta(min_length=1)]
 Setting = dict[str, Any]
 """The values of swept keys in one part of a sweep, by dotted key (`{"training.batch_size": 32}`)."""
 
-NOT_SWEPT = ("name", "methods", "plugins", "seeds", "sweep", "training.seed")
-"""Keys that no sweep may have: the runs of all settings share them."""
-MOST_PARTS = 1000
-"""Largest number of settings × seeds."""
+NOT_SWEPT = ("name", "methods", "plugins", "seeds", "sweep", "training.seed")  # the runs of all settings share them
+MOST_PARTS = 1000  # settings × seeds
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Values in place of the file's: `training.rounds=5` with the value in YAML, or by key (`{"training.rounds": 5}`)."""
@@ -55,6 +54,7 @@ class Plateau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rounds: Rounds = 20
+    budget_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # the run ends then, before dilation
     target_accuracy: Share = 1.0
     stop_at_target: bool = True
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 100
@@ -269,12 +269,8 @@ def examined(
 
 
 def from_dict(values: Mapping[str, Any], overrides: Overrides | None = None, plugins: Sequence[str] = ()) -> Experiment:
-    """An experiment that a program made, with the keys of the file. It is checked as a file is; messages call it
-    `experiment`.
-
-    Raises:
-        UsageError: as `load`.
-    """
+    """An experiment that a program made, with the keys of the file. It is checked as a file is, and raises as `load`;
+    messages call it `experiment`."""
     return _checked(Document(plain(values), UNNAMED, {}), overrides or (), plugins)
 
 
@@ -307,6 +303,10 @@ def _prepare(document: Document, overrides: Overrides, plugins: Sequence[str]) -
             hint="give an experiment file, which names a fleet and methods; `edgebed init DIR` writes one",
         )
     _override(document, overrides)
+    training, sweep = document.get("training", {}), document.get("sweep")
+    swept = isinstance(sweep, dict) and "training.budget_s" in sweep
+    if isinstance(training, dict) and (swept or training.get("budget_s")) and not document.get("environment"):
+        document["training"] = {"rounds": MOST_ROUNDS, **training}  # as many as the budget holds
     named = document.get("plugins", [])
     if isinstance(named, list) and all(isinstance(each, str) for each in named):
         document["plugins"], networks = with_networks([*named, *given(plugins)], chosen_models(document), path.parent)

@@ -32,14 +32,14 @@ def starting_fleets(file: str) -> frozenset[str]:
 
 
 def scope(nodeid: str) -> str:
-    """Tests of one scope are run by one worker: all that start a fleet; those of a file with the same parameters, which
-    may share what they make of them; every other test for itself."""
+    """Tests of one scope are run by one worker: all that start a fleet; those of a file whose first parameter is the
+    same, which may share what they make of it; every other test for itself."""
     file, _, test = nodeid.partition("::")
     name, _, parameters = test.partition("[")
     known = starting_fleets(file)
     if WHOLE_FILE in known or name in known:
         return "fleet"
-    return f"{file}[{parameters}" if parameters else nodeid
+    return f"{file}[{parameters.removesuffix(']').partition('-')[0]}" if parameters else nodeid
 
 
 class OneFleet(LoadScopeScheduling):

@@ -43,11 +43,8 @@ class Service:
         return f"{self.host}:{self.port}"
 
     def ca(self, fingerprint: bytes) -> str:
-        """The CA's certificate (PEM), which must have this fingerprint. Nothing secret is sent.
-
-        Raises:
-            LinkError: it has another one, or the clocks differ by too much.
-        """
+        """The CA's certificate (PEM), which must have this fingerprint. Nothing secret is sent. Raises LinkError: it
+        has another one, or the clocks differ by too much."""
         with self._ask("GET", "/ca", _believes_all()) as answer:
             pem, date = self._whole(answer).decode("ascii", "replace"), answer.headers.get("date", "")
         try:

@@ -64,11 +64,8 @@ class Limiter:
         self._lock = threading.Lock()  # one call at a time, each from a thread of its own
 
     def hold(self, limits: Limits, pid: int) -> Held:
-        """Put limits on a process, and on the interface; what the kernel then holds.
-
-        Raises:
-            LimitError: this board cannot; nothing stays limited then.
-        """
+        """Put limits on a process, and on the interface; what the kernel then holds. Raises LimitError: this board
+        cannot; nothing stays limited then."""
         with self._lock:
             return self._hold(limits, pid)
 

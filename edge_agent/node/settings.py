@@ -12,22 +12,17 @@ from edgebed.link.tls import with_pem
 
 
 class HelperSettings(Guarded, frozen=True):
-    """Of one helper. All certificates and keys are PEM.
-
-    Attributes:
-        certificate, key: shown by it as a server.
-        client_certificate, client_key: shown by it to the broker.
-        port: of its commands; the next one is that of the engine.
-        alone_s: it ends after so long without a command.
-    """
+    """Of one helper. All certificates and keys are PEM."""
 
     ca: str
+    # `certificate`, `key`: shown by it as a server
     certificate: str
     key: str
+    # `client_certificate`, `client_key`: shown by it to the broker
     client_certificate: str
     client_key: str
-    port: int
-    alone_s: float
+    port: int  # of its commands; the next one is that of the engine
+    alone_s: float  # it ends after so long without a command
     socket: str = "/engine.sock"
 
 

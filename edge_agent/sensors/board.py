@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from edge_agent.sensors import machine, raspberry
-from edge_agent.sensors.frequency import Frequencies
-from edge_agent.sensors.heat import Temperatures
-from edge_agent.sensors.ina3221 import Ina3221
 from edge_agent.sensors.source import RunCommand, run_command
+from edge_agent.sensors.sysfs import Frequencies, Ina3221, Temperatures
 from edgebed.wire.reading import MOST_SETTING, BoardReading
 
 SHARE = 0.004

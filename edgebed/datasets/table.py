@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edgebed.datasets.base import DataSet, Share, Source, Subset, hold_out, in_memory
 from edgebed.errors import UsageError
@@ -33,26 +34,32 @@ class Table(DataSet):
     options: Options
 
     def open(self, root: Path, seed: int) -> Source:
-        import pandas as pd  # takes half a second
-
         path = root / self.options.path
         frame = _read(path).rename(columns=str)
-        names, labels = np.unique(_answers(frame, self.options.target, path), return_inverse=True)
-        texts = list(frame.select_dtypes(exclude=["number", "bool"]).columns)
-        frame[texts] = frame[texts].astype(str)
-        counts = frame[texts].nunique()
-        if many := [name for name in texts if counts[name] > MOST_VALUES]:
-            raise UsageError(
-                f"{path}: {_some(many)}: more than {MOST_VALUES} different texts",
-                hint="save the table without these columns",
-            )
-        _refuse_wide(path, len(frame.columns) - len(texts) + int(counts.sum()))
-        x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32, copy=True))
-        if not torch.isfinite(x).all():
-            raise UsageError(f"{path} holds numbers beyond 32 bits", hint="leave out or mend these rows")
-        y = torch.from_numpy(labels.astype(np.int64))
+        y, names = take_answers(frame, self.options.target, path)
+        x = as_numbers(frame, path)
         train, test = hold_out(torch.arange(len(x)), self.options.test_share, seed)
-        return Source(in_memory(x[train], y[train]), in_memory(x[test], y[test]), [str(name) for name in names])
+        return Source(in_memory(x[train], y[train]), in_memory(x[test], y[test]), names)
+
+
+def as_numbers(frame: pd.DataFrame, path: Path | str) -> Tensor:
+    """x (N, F) float32: the columns of numbers, then one of 0 and 1 for each text of the others. Raises UsageError for
+    too many columns, and numbers beyond 32 bits."""
+    import pandas as pd  # takes half a second
+
+    texts = list(frame.select_dtypes(exclude=["number", "bool"]).columns)
+    frame[texts] = frame[texts].astype(str)
+    counts = frame[texts].nunique()
+    if many := [name for name in texts if counts[name] > MOST_VALUES]:
+        raise UsageError(
+            f"{path}: {_some(many)}: more than {MOST_VALUES} different texts",
+            hint="save the table without these columns",
+        )
+    _refuse_wide(path, len(frame.columns) - len(texts) + int(counts.sum()))
+    x = torch.from_numpy(pd.get_dummies(frame, columns=texts).to_numpy(np.float32, copy=True))
+    if not torch.isfinite(x).all():
+        raise UsageError(f"{path} holds numbers beyond 32 bits", hint="leave out or mend these rows")
+    return x
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -73,7 +80,7 @@ def _read(path: Path) -> pd.DataFrame:
         raise UsageError(f"{path} cannot be read as a table: {str(error).strip()}", hint=hint) from None
 
 
-def _refuse_wide(path: Path, columns: int) -> None:
+def _refuse_wide(path: Path | str, columns: int) -> None:
     if columns > MOST_COLUMNS:
         raise UsageError(
             f"{path} has {columns} columns, texts as one for each value; {MOST_COLUMNS} are allowed",
@@ -86,9 +93,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
 
-def _answers(frame: pd.DataFrame, target: str, path: Path) -> pd.Series[str]:
-    """The target column as texts, taken out of the table. Raises UsageError where there is none, a value is missing or
-    infinite, or the column holds no classes."""
+def take_answers(frame: pd.DataFrame, target: str, path: Path | str) -> tuple[Tensor, list[str]]:
+    """Takes the target column out of the table: y (N,) int64, and the names of its classes. Raises UsageError where
+    there is none, a value of the table is missing or infinite, or the column holds no classes."""
     columns = list(frame.columns)
     if target not in columns or len(columns) < 2:
         only = columns[0] if len(columns) == 1 else ""
@@ -111,4 +118,5 @@ def _answers(frame: pd.DataFrame, target: str, path: Path) -> pd.Series[str]:
             f"{path}: {target} holds numbers with fractions, and only classes can be learned",
             hint="name another column in `target`, or save ranges of it as classes",
         )
-    return answers.astype(str)
+    names, labels = np.unique(answers.astype(str), return_inverse=True)
+    return torch.from_numpy(labels.astype(np.int64)), [str(name) for name in names]

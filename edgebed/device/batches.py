@@ -13,15 +13,10 @@ from edgebed.wire.messages import Assignment
 
 
 class Batches(Protocol):
-    """What a device half takes its batches from.
+    """What a device half takes its batches from."""
 
-    Attributes:
-        samples: of the shard.
-        drawn: sizes of the batches that the half has taken (`batch_worth`); `run_task` reads and clears it at every
-            step.
-    """
-
-    samples: int
+    samples: int  # of the shard
+    # sizes of the batches that the half has taken (`batch_worth`); `run_task` reads and clears it at every step
     drawn: list[int]
 
     def __iter__(self) -> Iterator[Batch]: ...

@@ -22,14 +22,8 @@ class KeptStates:
 
     def begin(self, run: str, expected: str) -> Weights:
         """What a task goes on with, by names with `KEPT`; {} where it begins with none or brings a copy. The half may
-        change it in place.
-
-        Args:
-            expected: the task whose state it is to be; "" for none.
-
-        Raises:
-            RunError: this device does not have it.
-        """
+        change it in place. `expected`: the task whose state it is to be; "" for none. Raises RunError: this device does
+        not have it."""
         kept = self._runs.pop(run, {})
         if not expected:
             return {}

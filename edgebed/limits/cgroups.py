@@ -33,11 +33,8 @@ MOVES = 100
 
 
 def version_of(mount: Path = MOUNT) -> int:
-    """2 if the unified hierarchy is in use, 1 if the controllers are mounted separately.
-
-    Raises:
-        LimitError: neither is mounted.
-    """
+    """2 if the unified hierarchy is in use, 1 if the controllers are mounted separately. Raises LimitError: neither is
+    mounted."""
     if (mount / "cgroup.controllers").is_file():
         return 2
     if (mount / "cpu").is_dir() and (mount / "memory").is_dir():
@@ -81,10 +78,8 @@ class Cgroup:
     def take_in(self) -> Cgroup:
         """Move every process of this cgroup into a new child cgroup, and return the child. Version 2 only.
 
-        Systemd rounds quotas to 1 % of a CPU in the cgroups that it manages. It never writes to the child.
-
-        Raises:
-            LimitError: the kernel refuses, or new processes start faster than they can be moved.
+        Systemd rounds quotas to 1 % of a CPU in the cgroups that it manages. It never writes to the child. Raises
+        LimitError: the kernel refuses, or new processes start faster than they can be moved.
         """
         child = Cgroup({controller: path / CHILD for controller, path in self.paths.items()}, self.version)
         _make(child.paths["cpu"])

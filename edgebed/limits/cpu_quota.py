@@ -57,11 +57,8 @@ class CpuQuota(msgspec.Struct, frozen=True):
 
 
 def parse_quota(files: Mapping[str, str]) -> CpuQuota | None:
-    """From the contents of QUOTA_FILES by name. None: no limit.
-
-    Raises:
-        KeyError, ValueError: a file is missing or not understood.
-    """
+    """From the contents of QUOTA_FILES by name. None: no limit. Raises KeyError, ValueError: a file is missing or not
+    understood."""
     if "cpu.max" in files:
         quota, period = files["cpu.max"].split()
     else:

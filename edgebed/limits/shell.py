@@ -26,11 +26,8 @@ def missing_tools(*tools: str) -> list[str]:
 
 
 def run(argv: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """Standard output of a program. If the program fails, raises LimitError with its error output.
-
-    Args:
-        lines: for its standard input (`ip -batch -`, `tc -batch -`).
-    """
+    """Standard output of a program. If the program fails, raises LimitError with its error output. `lines`: for its
+    standard input (`ip -batch -`, `tc -batch -`)."""
     program = which(argv[0])
     if program is None:
         raise LimitError(f"{argv[0]} is not installed", hint="apt-get install iproute2 util-linux")

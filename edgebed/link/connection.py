@@ -12,13 +12,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import paho.mqtt.client as paho
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edgebed.errors import LinkError
+from edgebed.errors import LinkError, UsageError
 from edgebed.guarded import Guarded
 from edgebed.link.read_pauses import ReadPauses
 from edgebed.link.sockets import idle_s, readable_bytes, timeval, tune, unacknowledged_bytes
@@ -50,6 +50,29 @@ class Address(Guarded, frozen=True):
 
     def __str__(self) -> str:
         return self.host if self.is_path else f"{self.host}:{self.port}"
+
+
+WRITE = "write mqtts://host:port with --broker-ca, or mqtt://host:port for a broker on this host"
+
+
+def parse_url(url: str, hint: str = WRITE) -> Address:
+    """Host, port and user of a broker's address. Raises UsageError, without the password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        why = "" if "@" in url else f": {error}"  # it repeats a part of the address, which may be of the password
+        raise UsageError(f"{hide_user(url)!r} is no broker's address{why}", hint=hint) from None
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise UsageError(f"{hide_user(url)!r} is no broker's address", hint=hint)
+    port = port or (8883 if parts.scheme == "mqtts" else 1883)
+    return Address(parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def hide_user(url: str) -> str:
+    """The url without what stands before the host."""
+    scheme, mark, rest = url.rpartition("@")
+    return rest if mark else scheme or url
 
 
 class SocketState(msgspec.Struct, frozen=True):

@@ -15,22 +15,16 @@ PATIENCE = 3.0
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of a data connection. All times are in seconds of one clock.
+    """What is known of a data connection. All times are in seconds of one clock."""
 
-    Attributes:
-        asked: when the other side last asked, over control, for what it had sent on the data connection; 0.0: never.
-        marked: when we put the first mark on the data connection of which the other side has told nothing; None: it has
-            told of all.
-        heard: when a message last came over control.
-        arrived: when a byte last arrived on the data connection.
-        drained: whether all that we wrote has reached the broker's kernel.
-    """
-
+    # when the other side last asked, over control, for what it had sent on the data connection; 0.0: never
     asked: float
+    # when we put the first mark on the data connection of which the other side has told nothing; None: it has told of
+    # all
     marked: float | None
-    heard: float
-    arrived: float
-    drained: bool
+    heard: float  # when a message last came over control
+    arrived: float  # when a byte last arrived on the data connection
+    drained: bool  # whether all that we wrote has reached the broker's kernel
 
 
 class Deafness:

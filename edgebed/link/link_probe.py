@@ -105,11 +105,8 @@ def token_of(probe_id: str) -> bytes:
 
 def send(sockets: Sequence[socket.socket], total: int, wait: Wait | None = None) -> None:
     """Once the receiver says GO on every connection, send `total` bytes, over whichever connections take them; then
-    wait until the receiver has them all and closes.
-
-    Raises:
-        OSError: a connection broke, or nothing moved for PATIENCE_S.
-    """
+    wait until the receiver has them all and closes. Raises OSError: a connection broke, or nothing moved for
+    PATIENCE_S."""
     with selectors.DefaultSelector() as selector:
         for connection in sockets:
             connection.settimeout(PATIENCE_S)
@@ -143,9 +140,7 @@ def receive(sockets: Sequence[socket.socket], total: int, wait: Wait | None = No
 
     Without `wait` the kernel tells when bytes arrived: a receiver that is stopped by its quota, or serves other probes
     first, reads them later. With `wait` the receiver limits the rate itself, and bytes arrive when it lets them pass.
-
-    Raises:
-        OSError: a connection broke or ended early, or nothing moved for PATIENCE_S.
+    Raises OSError: a connection broke or ended early, or nothing moved for PATIENCE_S.
     """
     got, first, first_at, last_at = 0, 0, 0.0, 0.0
     buffer = bytearray(1 << 20)

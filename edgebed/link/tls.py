@@ -43,10 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def client_context(ca: str, identity: Identity | None = None) -> ssl.SSLContext:
     """Believes the CA (PEM) and no other, checks host name or address, and shows our certificate where there is one.
-
-    Raises:
-        FileError, LinkError: a file cannot be read, or holds no certificate or key.
-    """
+    Raises FileError, LinkError: a file cannot be read, or holds no certificate or key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

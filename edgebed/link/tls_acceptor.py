@@ -39,19 +39,12 @@ Member = TypeVar("Member")
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Of strangers.
+    """Of strangers."""
 
-    Attributes:
-        hello_s: seconds from accept until a TLS hello has begun.
-        handshake_s: seconds from there until the handshake is done.
-        stranger_s: seconds from accept until a stranger ends, whatever it does.
-        most: how many there may be. One more ends the oldest one of the address that has the most.
-    """
-
-    hello_s: float = 5.0
-    handshake_s: float = 5.0
-    stranger_s: float = 20.0
-    most: int = MOST_STRANGERS
+    hello_s: float = 5.0  # seconds from accept until a TLS hello has begun
+    handshake_s: float = 5.0  # seconds from there until the handshake is done
+    stranger_s: float = 20.0  # seconds from accept until a stranger ends, whatever it does
+    most: int = MOST_STRANGERS  # how many there may be. One more ends the oldest one of the address that has the most
 
 
 class TlsAcceptor:

@@ -374,24 +374,9 @@ def assign(
     hold: bool = False,
 ) -> Assignment:
     """One device's assignment in `round` with the run's model and the round's schedule."""
-    return task_at(
-        device.name,
-        context.model_spec,
-        context.model.task,
-        stages,
-        objective,
-        train_from=train_from,
-        uploads=uploads,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
-        max_batches=schedule.max_batches,
-        optimizer=schedule.optimizer,
-        codec=schedule.codec,
-        seed=assignment_seed(schedule.seed, device.name, round),
-        options=options or {},
-        augment=schedule.augment,
-        hold=hold,
-    )
+    local = {**msgspec.structs.asdict(schedule), "seed": assignment_seed(schedule.seed, device.name, round)}
+    local |= {"train_from": train_from, "uploads": uploads, "options": options or {}, "hold": hold}
+    return task_at(device.name, context.model_spec, context.model.task, stages, objective, **local)
 
 
 METHODS: Registry[Method] = Registry(_package, Method, "method")

@@ -206,11 +206,8 @@ def _backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) 
 
 
 def stage_flops(model: StagedModel) -> list[int]:
-    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed.
-
-    Raises:
-        UsageError: it needs values, not shapes alone.
-    """
+    """Forward operations of each stage for one sample; 1 where a stage has none. The model is not changed. Raises
+    UsageError: it needs values, not shapes alone."""
     with torch.device("meta"), torch.no_grad():
         bare = copy.deepcopy(model).to("meta").eval()
         x = blank_x(model.task, 1)

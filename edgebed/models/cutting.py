@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -360,9 +361,10 @@ def _piece(net: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
         if node not in copies:
             copies[node] = piece.node_copy(node, copied)
             copies[node].meta, target = {}, str(node.target)
-            if node.op != "call_function" and not (target.isprintable() and {*target}.isdisjoint('"\\')):
-                # torch.fx puts names into the code of a piece as they are, between quotes
-                raise Uncuttable(f"a layer is called {target!r}", "name layers by letters, digits and '_'")
+            plain = target.isprintable() and {*target}.isdisjoint('"\\') and not any(map(iskeyword, target.split(".")))
+            if node.op != "call_function" and not plain:  # torch.fx puts names into the code of a piece as they are
+                cure = "name layers by letters, digits and '_', and not by a keyword of Python"
+                raise Uncuttable(f"a layer is called {target!r}", cure)
             if node.op in ("get_attr", "call_module"):
                 parts[target] = operator.attrgetter(target)(net)
             if node.op == "get_attr" and target not in weights:

@@ -44,10 +44,7 @@ class TrainedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LoraLinear(nn.Linear):
     """A linear layer with an adapter: x (..., in) -> x W^T + b + scale x A^T B^T. It takes over the weights of `layer`.
-
-    Args:
-        scale: alpha / rank.
-    """
+    `scale`: alpha / rank."""
 
     def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
@@ -63,11 +60,8 @@ class LoraLinear(nn.Linear):
 
 
 def train_part(model: StagedModel, part: TrainedPart) -> None:
-    """Add the adapters, and freeze what is not trained.
-
-    Raises:
-        UsageError: a pattern fits nothing, or nothing is trained.
-    """
+    """Add the adapters, and freeze what is not trained. Raises UsageError: a pattern fits nothing, or nothing is
+    trained."""
     if part.trainable is None and part.lora is None:
         return
     stages = model.stages(0, len(model))

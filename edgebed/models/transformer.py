@@ -64,10 +64,7 @@ class Embedding(nn.Module):
 
 class AttentionBlock(nn.Module):
     """Attention and two linear layers, each on its normalised input and added to it. (B, T, width) -> the same.
-
-    Args:
-        causal: a token sees those before it and itself only.
-    """
+    `causal`: a token sees those before it and itself only."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()

@@ -155,9 +155,10 @@ def logits_group(model: StagedModel) -> dict[str, Group]:
     """The rows of the last layer, which make the logits, as a group; {} where the model does not end with a layer that
     is known."""
     modules = model.stages(0, len(model)).named_modules()
-    path, last = [(path, each) for path, each in modules if isinstance(each, (nn.Conv2d, nn.Linear))][-1]
-    members = tuple(Member(f"{path}.{name}", 0) for name, _ in last.named_parameters())
-    return {"logits": Group(model.classes, members)} if len(last.weight) == model.classes else {}
+    for path, last in [(path, each) for path, each in modules if isinstance(each, (nn.Conv2d, nn.Linear))][-1:]:
+        members = tuple(Member(f"{path}.{name}", 0) for name, _ in last.named_parameters())
+        return {"logits": Group(model.classes, members)} if len(last.weight) == model.classes else {}
+    return {}
 
 
 # ---- choosing, cutting out, putting back -----------------------------------------------------------------------------

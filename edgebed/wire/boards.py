@@ -47,20 +47,15 @@ T = TypeVar("T")
 
 
 class Token(Guarded, frozen=True):
-    """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`.
+    """What `edgebed boards invite` prints: `eb1.FINGERPRINT.SECRET.NAME`."""
 
-    Attributes:
-        fingerprint: SHA-256 of the CA's certificate (DER), 32 bytes.
-        secret: lets one board join, once.
-        name: what people call the board.
-    """
-
-    fingerprint: bytes
-    secret: str
-    name: str
+    fingerprint: bytes  # SHA-256 of the CA's certificate (DER), 32 bytes
+    secret: str  # lets one board join, once
+    name: str  # what people call the board
 
     def __str__(self) -> str:
-        return f"{FORM}.{_text(self.fingerprint)}.{self.secret}.{self.name}"
+        fingerprint = base64.urlsafe_b64encode(self.fingerprint).decode().rstrip("=")
+        return f"{FORM}.{fingerprint}.{self.secret}.{self.name}"
 
 
 def parse_token(text: str) -> Token:
@@ -76,10 +71,6 @@ def parse_token(text: str) -> Token:
     if len(fingerprint) != 32 or not re.fullmatch(r"[A-Za-z0-9_-]{16,64}", parts[2]):
         raise UsageError("this token is damaged", hint=hint)
     return Token(fingerprint, parts[2], check_name(parts[3], "board"))
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 class Join(Guarded, frozen=True):
@@ -113,57 +104,39 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class BoardOrder(msgspec.Struct, frozen=True):
-    """Retained on `WAITING.control_to(id)`: the fleet in which the board shall be a device. An empty payload: none.
-
-    Attributes:
-        shard: SHA-256 of the device's shard, which the board gets over HTTPS.
-        alone_s: as of the agent's option `--alone-s`.
-        device: what the fleet calls it; "": its id.
-        start: grows when the agent shall be started again.
-        accelerator: where it shall train; None: the board chooses.
-        plugins: names of those that the agent shall use; `code`: SHA-256 of an archive (zip) of their copies, which a
-            board that takes code gets over HTTPS as it gets a shard. Other boards use what is installed on them.
-        limits: to be put on the agent that runs, each time that `limited` grows; None: it has none.
-    """
+    """Retained on `WAITING.control_to(id)`: the fleet in which the board shall be a device. An empty payload: none."""
 
     fleet: str
-    shard: str
-    alone_s: float = 1800.0
-    device: str = ""
-    start: int = 0
-    accelerator: Accelerator | None = None
-    limits: Limits | None = None
+    shard: str  # SHA-256 of the device's shard, which the board gets over HTTPS
+    alone_s: float = 1800.0  # as of the agent's option `--alone-s`
+    device: str = ""  # what the fleet calls it; "": its id
+    start: int = 0  # grows when the agent shall be started again
+    accelerator: Accelerator | None = None  # where it shall train; None: the board chooses
+    limits: Limits | None = None  # to be put on the agent that runs, each time that `limited` grows; None: it has none
     limited: int = 0
+    # names of those that the agent shall use; `code`: SHA-256 of an archive (zip) of their copies, which a board that
+    # takes code gets over HTTPS as it gets a shard. Other boards use what is installed on them
     plugins: tuple[str, ...] = ()
     code: str = ""
 
 
 class BoardState(msgspec.Struct, frozen=True):
-    """Retained on `WAITING.state(id)`; with `online=False` it is the last will.
-
-    Attributes:
-        fleet: that of the order in hand; "" without one.
-        error: why the order cannot be carried out; "" where it can. With `online=False`: why the board has ended
-            its connection; "" where it broke, and may come back.
-        final: it is not tried again.
-        protocol: that its agent speaks; 0: an older version, which did not say.
-        failures: of this order so far.
-        limited: of the order whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does
-            not.
-        life: random; another one when `edgebed-agent run` was started again. Its agent has ended then.
-    """
+    """Retained on `WAITING.state(id)`; with `online=False` it is the last will."""
 
     online: bool
     version: str = ""
-    fleet: str = ""
+    fleet: str = ""  # that of the order in hand; "" without one
+    # why the order cannot be carried out; "" where it can. With `online=False`: why the board has ended its connection;
+    # "" where it broke, and may come back
     error: str = ""
-    final: bool = False
-    protocol: int = 0
-    failures: int = 0
+    final: bool = False  # it is not tried again
+    protocol: int = 0  # that its agent speaks; 0: an older version, which did not say
+    failures: int = 0  # of this order so far
+    # of the order whose limits are put on; `held`: what the kernel then holds; `unheld`: why it does not
     limited: int = 0
     held: Held | None = None
     unheld: str = ""
-    life: str = ""
+    life: str = ""  # random; another one when `edgebed-agent run` was started again. Its agent has ended then
 
     def __post_init__(self) -> None:
         for name in ("version", "fleet", "error", "unheld", "life"):

@@ -20,26 +20,18 @@ Bits = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class BoardReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One reading. None: not known, because there is no such sensor or tool, or it was not asked this time.
+    """One reading. None: not known, because there is no such sensor or tool, or it was not asked this time."""
 
-    Attributes:
-        at_ns: on the device's monotonic clock.
-        mhz: current frequency by core; empty: not known for any.
-        cap: of all cores the lowest frequency that is allowed now ÷ the highest that the core can do; 1: no cap.
-        celsius: of the hottest sensor.
-        hot: some sensor is at or above the temperature from which its board slows itself down.
-        throttled: the bits of the Raspberry Pi's `get_throttled`: 0 to 3 for now, 16 to 19 for since boot.
-        watts: power of what the board's sensors cover (host fact `power_rails`).
-        governor, power_mode: where it is no more what it was when the agent started; else None.
-    """
-
-    at_ns: int
-    mhz: Cores = ()
+    at_ns: int  # on the device's monotonic clock
+    mhz: Cores = ()  # current frequency by core; empty: not known for any
+    # of all cores the lowest frequency that is allowed now ÷ the highest that the core can do; 1: no cap
     cap: Share | None = None
-    celsius: Celsius | None = None
-    hot: bool | None = None
+    celsius: Celsius | None = None  # of the hottest sensor
+    hot: bool | None = None  # some sensor is at or above the temperature from which its board slows itself down
+    # the bits of the Raspberry Pi's `get_throttled`: 0 to 3 for now, 16 to 19 for since boot
     throttled: Bits | None = None
-    watts: Watts | None = None
+    watts: Watts | None = None  # power of what the board's sensors cover (host fact `power_rails`)
+    # `governor`, `power_mode`: where it is no more what it was when the agent started; else None
     governor: Setting | None = None
     power_mode: Setting | None = None
 

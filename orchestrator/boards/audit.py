@@ -15,23 +15,15 @@ from edgebed.errors import FileError
 
 
 class AuditLine(msgspec.Struct, frozen=True):
-    """One change.
+    """One change."""
 
-    Attributes:
-        at: UTC, ISO 8601.
-        what: invited, withdrawn, joined, renewed, renamed or revoked.
-        by: the user of this host who did it, or the address from which a board did.
-        why: of a revocation.
-        serial: of the new certificate, hexadecimal.
-    """
-
-    at: str
-    what: str
+    at: str  # UTC, ISO 8601
+    what: str  # invited, withdrawn, joined, renewed, renamed or revoked
     name: str
-    by: str
+    by: str  # the user of this host who did it, or the address from which a board did
     board: str = ""
-    why: str = ""
-    serial: str = ""
+    why: str = ""  # of a revocation
+    serial: str = ""  # of the new certificate, hexadecimal
 
 
 def this_user() -> str:

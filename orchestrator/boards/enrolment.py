@@ -35,11 +35,7 @@ class Refused(Exception):
 
 
 class Enrolment:
-    """Gives boards their certificates, by registry and CA.
-
-    Args:
-        mqtt_port: the broker's, for boards.
-    """
+    """Gives boards their certificates, by registry and CA. `mqtt_port`: the broker's, for boards."""
 
     def __init__(self, store: Store, authority: Authority, mqtt_port: int) -> None:
         self._store, self._authority, self._mqtt_port = store, authority, mqtt_port

@@ -19,11 +19,7 @@ from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, load_p
 
 def with_facts(spec: FleetSpec) -> FleetSpec:
     """The fleet, its boards with their cores and memory, as they told when they joined, and the profile with which they
-    were invited where the fleet file names none.
-
-    Raises:
-        FleetError: a board has not joined, or is revoked.
-    """
+    were invited where the fleet file names none. Raises FleetError: a board has not joined, or is revoked."""
     if not spec.boards:
         return spec
     registry = Store(ServiceFolder.of_user()).read()

@@ -23,48 +23,34 @@ REMEMBERED_S = 7 * 86400.0
 
 
 class Invitation(msgspec.Struct):
-    """A token that was given out. Of its secret only the SHA-256 is kept: it has 128 random bits, so that is enough.
-
-    Attributes:
-        replaces: the board of this name loses its certificates when the token is used.
-        used_by: the key that joined with it; the same key may ask again.
-    """
+    """A token that was given out. Of its secret only the SHA-256 is kept: it has 128 random bits, so that is enough."""
 
     digest: str
     name: str
     profile: str
     made_s: float
     expires_s: float
-    replaces: bool = False
-    used_by: str = ""
+    replaces: bool = False  # the board of this name loses its certificates when the token is used
+    used_by: str = ""  # the key that joined with it; the same key may ask again
     board: str = ""
     withdrawn: bool = False
 
 
 class Board(msgspec.Struct):
-    """A board that has joined. The key is its identity; the name is a label.
+    """A board that has joined. The key is its identity; the name is a label."""
 
-    Attributes:
-        id: common name of its certificates.
-        key: SHA-256 of its public key.
-        serials: of all its certificates, hexadecimal.
-        certificate: the newest one, PEM; "" where an earlier version gave it.
-        not_after_s: end of the newest one.
-        revoked_s: None while it may connect.
-    """
-
-    id: str
+    id: str  # common name of its certificates
     name: str
     profile: str
-    key: str
+    key: str  # SHA-256 of its public key
     joined_s: float
-    serials: list[str]
-    not_after_s: float
+    serials: list[str]  # of all its certificates, hexadecimal
+    not_after_s: float  # end of the newest one
     renewed_s: float
-    revoked_s: float | None = None
+    revoked_s: float | None = None  # None while it may connect
     revoked_why: str = ""
     facts: dict[str, str] = {}
-    certificate: str = ""
+    certificate: str = ""  # the newest one, PEM; "" where an earlier version gave it
 
 
 class Registry(msgspec.Struct):

@@ -19,7 +19,6 @@ import psutil
 
 from edgebed.errors import FileError, FleetError, LinkError
 from edgebed.link.sockets import allow_connections
-from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT
 from orchestrator.boards import https
 from orchestrator.boards.app import BoardsApp
 from orchestrator.boards.authority import Authority
@@ -79,25 +78,10 @@ ADDRESSES_S = 10.0
 """How often this host's addresses are looked at."""
 
 
-class ServeRequest(msgspec.Struct, frozen=True):
-    """The options of `edgebed boards serve`.
-
-    Attributes:
-        hosts: names and addresses under which boards reach this host, besides its own addresses; the first one is
-            printed by `edgebed boards invite`.
-        listen: the address to listen on.
-    """
-
-    hosts: tuple[str, ...] = ()
-    listen: str = "0.0.0.0"
-    port: int = HTTPS_PORT
-    mqtt_port: int = MQTT_PORT
-
-
 async def serve(
-    request: ServeRequest, place: ServiceFolder, notify: Callable[[str], None], ready: Callable[[], None] = lambda: None
+    request: Where, place: ServiceFolder, notify: Callable[[str], None], ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Run until cancelled.
+    """Run until cancelled. `request`: without hosts, they are found.
 
     Raises:
         FleetError: the service already runs here, or the broker has ended.
@@ -121,12 +105,12 @@ class _Service:
     """
 
     def __init__(
-        self, request: ServeRequest, place: ServiceFolder, brokers: Path, ours: Path, notify: Callable[[str], None]
+        self, request: Where, place: ServiceFolder, brokers: Path, ours: Path, notify: Callable[[str], None]
     ) -> None:
         allow_connections()
         self._request, self._place, self._notify = request, place, notify
         self._store, self._authority = Store(place), Authority(place.folder)
-        self._where = Where(_hosts(request), request.port, request.mqtt_port, request.listen, bool(request.hosts))
+        self._where = msgspec.structs.replace(request, hosts=_hosts(request), asked=bool(request.hosts))
         self._ours = ours
         self._names = all_names(self._where.hosts)
         self._certify(self._names)
@@ -321,6 +305,6 @@ def _open(listen: str, port: int) -> socket.socket:
         raise LinkError(f"cannot listen on {listen}:{port}: {why}", hint=hint) from None
 
 
-def _hosts(request: ServeRequest) -> tuple[str, ...]:
+def _hosts(request: Where) -> tuple[str, ...]:
     """As boards should call this host: what was asked for, else the address of its default route."""
     return request.hosts or (main_address(),)

@@ -16,6 +16,7 @@ from edgebed.guarded import Guarded
 from edgebed.link.connection import Address
 from edgebed.state import state_folder
 from orchestrator.files.output import keep
+from orchestrator.files.shared_lock import try_lock
 from orchestrator.fleet.ownership import Owner, is_dead
 
 T = TypeVar("T")
@@ -47,20 +48,13 @@ class BoardConnection(msgspec.Struct, frozen=True):
 
 
 class Live(Guarded, frozen=True):
-    """What the running service tells others on this host.
+    """What the running service tells others on this host."""
 
-    Attributes:
-        owner: the service's process. What a killed one left behind says nothing about the next one.
-        broker: for the orchestrator.
-        applied: version of the registry that the broker enforces: sessions of boards revoked in it are closed.
-        fleets: whose topics a board may use, by the board's id.
-    """
-
-    owner: Owner
-    broker: Address
-    applied: int
+    owner: Owner  # the service's process. What a killed one left behind says nothing about the next one
+    broker: Address  # for the orchestrator
+    applied: int  # version of the registry that the broker enforces: sessions of boards revoked in it are closed
     sessions: tuple[BoardConnection, ...] = ()
-    fleets: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fleets: Mapping[str, str] = msgspec.field(default_factory=dict)  # whose topics a board may use, by the board's id
 
     @property
     def pid(self) -> int:
@@ -120,12 +114,10 @@ class ServiceFolder(msgspec.Struct, frozen=True):
 
     def _lock(self, kind: int) -> int | None:
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return file
+        if try_lock(file, kind):
+            return file
+        os.close(file)
+        return None
 
     def live(self) -> Live | None:
         """None where no service runs, or it has not begun. Raises FileError."""

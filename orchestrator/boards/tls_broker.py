@@ -129,11 +129,8 @@ class TlsBroker:
         return tuple(self._sessions.values())
 
     async def start(self, files: Files, boards: Mapping[str, str]) -> None:
-        """Returns when it can be used. Raises LinkError.
-
-        Args:
-            boards: those that may connect, by id: the fleet that each works for, or "".
-        """
+        """Returns when it can be used. Raises LinkError. `boards`: those that may connect, by id: the fleet that each
+        works for, or ""."""
         program = binary()
         if program is None:
             raise LinkError("Mosquitto is not installed: only it serves boards", hint="apt install mosquitto")

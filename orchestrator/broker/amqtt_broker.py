@@ -82,11 +82,8 @@ class Handler(BrokerProtocolHandler):  # type: ignore[misc]
 
 class Broker(broker.Broker):  # type: ignore[misc]
     """One connection per client. It begins in `_handle_client_session` and ends in `_end`, whatever ends it. A user
-    cannot take the place of another one's connection.
-
-    Attributes:
-        fleet: id of the fleet; its devices' users have the rights of `orchestrator.broker.acl`.
-    """
+    cannot take the place of another one's connection. `fleet`: id of the fleet; its devices' users have the rights of
+    `orchestrator.broker.acl`."""
 
     fleet = ""
 

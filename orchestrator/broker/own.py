@@ -7,37 +7,29 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 import psutil
 
 from edgebed.errors import FileError, UsageError
-from edgebed.link.connection import Address
+from edgebed.link.connection import Address, hide_user, parse_url
 from edgebed.wire.topics import ORCHESTRATOR
 
 USER, PASSWORD = "EDGEBED_BROKER_USER", "EDGEBED_BROKER_PASSWORD"
 """Environment variables with the one user that all use where there is no file of users."""
 
-ADDRESS = "write mqtts://host:port with --broker-ca, or mqtt://host:port for a broker on this host"
-
 
 class OwnBroker(msgspec.Struct, frozen=True):
-    """What the user says of a broker of his own.
+    """What the user says of a broker of his own."""
 
-    Attributes:
-        url: `mqtts://host:port`, or `mqtt://host:port` where the broker is on this host.
-        ca: path of the certificate (PEM) that has signed the broker's; "": those that this host believes.
-        users: path of a file with a line `user:password` for the orchestrator and for each device; "": the user of the
-            environment, or of the url, for all of them.
-    """
-
-    url: str
-    ca: str = ""
+    url: str  # `mqtts://host:port`, or `mqtt://host:port` where the broker is on this host
+    ca: str = ""  # path of the certificate (PEM) that has signed the broker's; "": those that this host believes
+    # path of a file with a line `user:password` for the orchestrator and for each device; "": the user of the
+    # environment, or of the url, for all of them
     users: str = ""
 
     def __repr__(self) -> str:
-        return f"OwnBroker({_hide(self.url)!r}, {self.ca!r}, {self.users!r})"
+        return f"OwnBroker({hide_user(self.url)!r}, {self.ca!r}, {self.users!r})"
 
     @property
     def secure(self) -> bool:
@@ -96,26 +88,6 @@ class OwnBroker(msgspec.Struct, frozen=True):
             return Path(self.ca).read_text() if self.ca else ""
         except OSError as error:
             raise FileError.of(error, Path(self.ca)) from None
-
-
-def parse_url(url: str) -> Address:
-    """Host, port and user of a broker's address. Raises UsageError, without the password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        why = "" if "@" in url else f": {error}"  # it repeats a part of the address, which may be of the password
-        raise UsageError(f"{_hide(url)!r} is no broker's address{why}", hint=ADDRESS) from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise UsageError(f"{_hide(url)!r} is no broker's address", hint=ADDRESS)
-    port = port or (8883 if parts.scheme == "mqtts" else 1883)
-    return Address(parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or ""))
-
-
-def _hide(url: str) -> str:
-    """The url without what stands before the host."""
-    scheme, mark, rest = url.rpartition("@")
-    return rest if mark else scheme or url
 
 
 def is_this_host(host: str) -> bool:

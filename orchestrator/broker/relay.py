@@ -31,17 +31,13 @@ CONNECT_S = 20.0
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of a relay. It inherits `sockets`, which listen; with `tls` the last one is for those who speak TLS.
-
-    Attributes:
-        host, port: of the user's broker.
-        ca: as for `context_for`; None where that broker speaks no TLS.
-    """
+    """Of a relay. It inherits `sockets`, which listen; with `tls` the last one is for those who speak TLS."""
 
     sockets: Sequence[int]
+    # `host`, `port`: of the user's broker
     host: str
     port: int
-    ca: str | None
+    ca: str | None  # as for `context_for`; None where that broker speaks no TLS
     tls: TlsListener | None = None
 
 

@@ -14,21 +14,16 @@ BACKLOG = 512
 
 
 class Listen(Guarded, frozen=True):
-    """Where a broker of ours listens and whom it lets in.
-
-    Attributes:
-        sockets: descriptors of sockets that listen there already, in the order of `addresses`, that of `tls` last; for
-            a broker that inherits them. Nobody else can have the port then, also after the broker's end.
-        users: passwords by user: the orchestrator's, and one for each device, whose name it is.
-        fleet: id of the fleet whose topics the devices use.
-        tls: where it also listens, on the same port, for those who show a certificate; they log in all the same.
-    """
+    """Where a broker of ours listens and whom it lets in."""
 
     addresses: list[str]
     port: int
-    users: dict[str, str]
-    fleet: str = ""
+    users: dict[str, str]  # passwords by user: the orchestrator's, and one for each device, whose name it is
+    fleet: str = ""  # id of the fleet whose topics the devices use
+    # where it also listens, on the same port, for those who show a certificate; they log in all the same
     tls: TlsListener | None = None
+    # descriptors of sockets that listen there already, in the order of `addresses`, that of `tls` last; for a broker
+    # that inherits them. Nobody else can have the port then, also after the broker's end
     sockets: Sequence[int] = ()
 
     @property
@@ -38,12 +33,9 @@ class Listen(Guarded, frozen=True):
 
 
 class Runner(Protocol):
-    """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while it
-    runs.
-
-    Attributes:
-        inherits: it takes `Listen.sockets`. Any other opens the port by itself, and `mosquitto.socket_path` for us.
-    """
+    """A way to run a broker. `start` returns once the broker is being started; `failure` says why it ended, "" while
+    it runs. `inherits`: it takes `Listen.sockets`. Any other opens the port by itself, and `mosquitto.socket_path`
+    for us."""
 
     kind: str
     inherits: bool

@@ -46,11 +46,7 @@ def ratios(work: Sequence[PieceTimes], costs: Mapping[str, Cost]) -> list[float]
 
 def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:
     """By device: the mean, and the 99th percentile. A device does few batches in the time, so the ratio of the two is
-    that of the batches of all devices, each ÷ the mean of its device.
-
-    Args:
-        found: `ratios` by device; none is empty.
-    """
+    that of the batches of all devices, each ÷ the mean of its device. `found`: `ratios` by device; none is empty."""
     means = {device: fmean(each) for device, each in found.items()}
     spread = [ratio / means[device] for device, each in found.items() for ratio in each]
     tail = quantiles(spread, n=100, method="inclusive")[-1] if len(spread) > 1 else 1.0
@@ -58,14 +54,8 @@ def needs(found: Mapping[str, Sequence[float]]) -> dict[str, Need]:
 
 
 async def measure_needs(prober: Prober, limits: Mapping[str, Limits], yardstick: Yardstick) -> dict[str, Need]:
-    """What every device needs.
-
-    Args:
-        limits: in force, by device.
-
-    Raises:
-        CalibrationError: a device could not measure it.
-    """
+    """What every device needs. `limits`: in force, by device. Raises CalibrationError: a device could not measure
+    it."""
 
     async def one(device: str) -> list[float]:
         probe = Probe(

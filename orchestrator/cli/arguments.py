@@ -9,7 +9,8 @@ import typer
 
 from edgebed.errors import UsageError
 from edgebed.limits.cpu_quota import Grain
-from orchestrator.broker.own import OwnBroker, parse_url
+from edgebed.link.connection import parse_url
+from orchestrator.broker.own import OwnBroker
 from orchestrator.fleet.backends import BACKENDS
 from orchestrator.report.look import Width
 from orchestrator.runs.find import complete_run

@@ -23,7 +23,7 @@ from edgebed.service_unit import ServiceUnit
 from edgebed.wire.boards import HTTPS_PORT, MQTT_PORT, Token
 from orchestrator.boards.members import taken_boards
 from orchestrator.boards.registry import Board, Registry, Store
-from orchestrator.boards.service_folder import ServiceFolder
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from orchestrator.cli.arguments import BoardName, Json
 from orchestrator.cli.boards_measure import measure_board
 from orchestrator.cli.boards_selftest import selftest_board
@@ -60,9 +60,9 @@ def serve_(
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit that serves from boot on.")] = False,
 ) -> None:
     """Serve boards until Ctrl-C: enrolment and shards over HTTPS, and an MQTT broker that asks for certificates."""
-    from orchestrator.boards.service import ServeRequest, serve  # not earlier: it loads `cryptography`
+    from orchestrator.boards.service import serve  # not earlier: it loads `cryptography`
 
-    request = ServeRequest(_host_names(host or ()), listen, port, mqtt_port)
+    request = Where(_host_names(host or ()), port, mqtt_port, listen)
     if port == mqtt_port:
         raise UsageError(f"--port and --mqtt-port are both {port}", hint="give them different numbers")
     if service:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -52,6 +53,12 @@ training: {rounds: 3, batch_size: 32, heartbeat_s: 1, stop_at_target: false}
 LIMITED = {"cpus": 0.5, "uplink_mbit_s": 20, "downlink_mbit_s": 20, "memory_mib": 1024}
 NAMES_A_HOST = ("host", "hostname", "pid")
 """Texts that stay out of the file: they say which board it is, not of what kind."""
+ADDRESSES = (
+    *(r"\w+://\S+", r"\b\d{1,3}(?:\.\d{1,3}){3}\b", r"\b(?:[\da-fA-F]{1,4}:){5,7}[\da-fA-F]{1,4}\b"),
+    *(r"\b[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4})*::[\da-fA-F:]*", r"\b[A-Za-z][\w-]*(?:\.[\w-]+)+:\d+\b"),
+    *(r"/(?:home|Users)/[^/\s]+", r"\bhost='[^']*'", r"(?<=synchronised with )\S+"),
+)
+"""Parts of texts that do so: URLs, addresses of IP and Ethernet, HOST:PORT, home folders, time servers."""
 
 
 def selftest_board(
@@ -71,7 +78,8 @@ def selftest_board(
     with tempfile.TemporaryDirectory(prefix="edgebed-selftest-") as folder, log.status("starting") as status:
         parts = dict(_parts(Path(folder), board.name, board.facts, lambda line: status.update(escape(line))))
     about = {"date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}", "edgebed": metadata.version("edgebed")}
-    keep(path, msgspec.json.format(msgspec.json.encode(about | _without_names(parts)), indent=1) + b"\n")
+    told = without_names(parts, platform.node(), board.facts.get("host", ""))
+    keep(path, msgspec.json.format(msgspec.json.encode(about | told), indent=1) + b"\n")
     failed = [part for part, found in parts.items() if "error" in found]
     for part in parts:
         show(
@@ -146,8 +154,12 @@ async def _limits(fleet: Path, notify: Notify) -> dict[str, Any]:
     return {"passed": calibration.passed, "rows": msgspec.to_builtins(calibration.rows)}
 
 
-def _without_names(value: Any) -> Any:
+def without_names(value: Any, *hosts: str) -> Any:
+    """The same without what says which board and which host it is; `hosts`: their names."""
+    own = "|".join([*(rf"\b{re.escape(host)}\b" for host in hosts if host), *ADDRESSES])
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key not in NAMES_A_HOST or not isinstance(each, str)}
-        return {key: _without_names(each) for key, each in kept.items()}
-    return [_without_names(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: without_names(each, *hosts) for key, each in kept.items()}
+    if isinstance(value, list | tuple):
+        return [without_names(each, *hosts) for each in value]
+    return re.sub(own, "…", value) if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from edgebed.errors import lasting
 from orchestrator.cli.console import columns, log, print_json, print_whole, show
-from orchestrator.experiment import Experiment, Setting
+from orchestrator.experiment import MOST_ROUNDS, Experiment, Setting
 from orchestrator.fleet.host.cores import usable_cores
 from orchestrator.fleet.host.cpus import standing, taken_cpus
 from orchestrator.fleet.spec.environment import dilation_over
@@ -99,15 +100,16 @@ def _part(part: Experiment, setting: Setting, seeds: int, path: Path) -> Iterato
     for options in part.methods:
         summary = msgspec.structs.replace(_first_rounds(part, options, path), setting=setting)
         lengths = [row.round_s for row in summary.rounds]
-        later_s = fmean(lengths[1:] or lengths)
+        later_s, budget_s = fmean(lengths[1:] or lengths), training.budget_s or math.inf
+        rounds = min(training.rounds, 1 + math.ceil(min(MOST_ROUNDS, max(0.0, budget_s - lengths[0]) / later_s)))
         yield Estimate(
             method=in_setting(summary),
             seeds=seeds,
-            rounds=training.rounds,
+            rounds=rounds,
             first_round_s=lengths[0],
             round_s=later_s,
             dilation=dilation,
-            wall_s=dilation and seeds * (lengths[0] + later_s * (training.rounds - 1)) * dilation,
+            wall_s=dilation and seeds * min(budget_s, lengths[0] + later_s * (rounds - 1)) * dilation,
             costs=summary.costs,
             reference_s=summary.reference_s,
             memory_mib=sum(device.profile.limits.memory_mib for device in spec.here),
@@ -116,7 +118,8 @@ def _part(part: Experiment, setting: Setting, seeds: int, path: Path) -> Iterato
 
 
 def _first_rounds(part: Experiment, options: dict[str, Any], path: Path) -> Summary:
-    training = msgspec.structs.replace(part.training, rounds=min(ROUNDS, part.training.rounds), stop_at_target=False)
+    rounds = min(ROUNDS, part.training.rounds)
+    training = msgspec.structs.replace(part.training, rounds=rounds, budget_s=None, stop_at_target=False)
     wanted = msgspec.structs.replace(part, methods=[options], training=training, seeds=None, sweep=None, scenario=None)
     with tempfile.TemporaryDirectory(prefix="edgebed-estimate-") as folder:
         (run,) = simulate(SimulationRequest(wanted, path, Path(folder), learned=[0.0] * 1000), Watch())

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from orchestrator.cli.console import columns
+from orchestrator.experiment import MOST_ROUNDS
 from orchestrator.records import types as t
 from orchestrator.records.critical.bound_by import in_words, more_words
 from orchestrator.records.live.reducer import reduce
@@ -41,7 +42,7 @@ def view(state: RunState, rounds: int, now_ns: int) -> RenderableType:
 def _head(state: RunState, rounds: int, now_ns: int) -> RenderableType:
     row, started = state.current, state.session.started
     number = started.resumed_from if row is None else row.number + 1
-    parts = [f"{started.method} round {number} of {rounds}"]
+    parts = [f"{started.method} round {number}" + (f" of {rounds}" if rounds < MOST_ROUNDS else "")]
     if row is not None:
         parts.append(seconds((now_ns - row.start_ns) / 1e9 / state.dilation))
     if state.accuracy is not None:

@@ -56,12 +56,15 @@ def schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file; texts are those of `profiles/keys.yaml` and of the structs."""
     plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in _classes(registry)}
     types = [FILES[kind], *((*plugins.values(), TrainedPart) if kind == "experiment" else ())]
-    (whole, *found), parts = msgspec.json.schema_components(types, ref_template=f"{REF}{{name}}")
+    (whole, *found), parts = msgspec.json.schema_components(
+        types, schema_hook=lambda kind: {"title": kind.__name__}, ref_template=f"{REF}{{name}}"
+    )
+    names = [each["$ref"].removeprefix(REF) for each in found]
     for struct, texts in load_yaml(shipped("profiles") / "keys.yaml").items():
         for key, text in texts.items() if struct in parts else ():
             parts[struct]["properties"][key]["description"] = text
     if kind == "experiment":
-        options = {cls: parts[each["$ref"].removeprefix(REF)] for cls, each in zip(plugins, found[:-1], strict=True)}
+        options = {cls: parts[name] for cls, name in zip(plugins, names[:-1], strict=True)}
         part = parts.pop(TrainedPart.__name__)["properties"]
         for cls in _classes(MODELS):
             options[cls] = {**options[cls], "properties": {**options[cls]["properties"], **part}}
@@ -71,7 +74,7 @@ def schema(kind: Kind) -> dict[str, Any]:
             keys = parts[struct]["properties"]
             keys[key] = {name: keys[key][name] for name in ("description", "default") if name in keys[key]} | wanted
         parts["Partition"]["properties"]["kind"]["enum"] = list(PARTITIONS)
-    kept = {name: part for name, part in parts.items() if not name.endswith("Options") and name != "Subset"}
+    kept = {name: part for name, part in parts.items() if name not in names}
     return {"$schema": DRAFT, "title": f"Edgebed: {kind} file", **whole, "$defs": kept}
 
 

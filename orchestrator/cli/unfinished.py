@@ -53,7 +53,8 @@ def _cells(training: Training, folder: Path) -> tuple[str, str, str, str]:
     files = RunFolder(folder)
     progress, state = files.progress(), "finished" if is_finished(files, training) else "unfinished"
     reached = accuracy(progress.accuracy) if progress.round else "–"
-    return state, f"{min(progress.round, training.rounds)} of {training.rounds}", reached, folder.name
+    done, of = min(progress.round, training.rounds), f" of {training.rounds}" if training.budget_s is None else ""
+    return state, f"{done}{of}", reached, folder.name
 
 
 def resume_command(folder: Path) -> str:

@@ -32,6 +32,10 @@ SPARK_POINTS = 40
 """Points of the small curve of a card, at most about."""
 
 
+OF_START = ("run", "experiment", "method", "setting", "backend", "enforcement", "dilation", "calibrated", "seed")
+"""Fields of `RunStarted` that a card has."""
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """Which runs. Those of `folders`; of `library` (a folder of runs), those that grew after `since` (Unix time) and
     are of `experiment`, where these are given."""
@@ -148,20 +152,10 @@ def make_card(records: Path) -> dict[str, Any] | None:
                 finished = record
             case t.RunStarted():
                 first, finished = record, None
-            case _:
-                pass
     known = _summary(records)
     return {
-        "run": first.run,
-        "experiment": first.experiment,
-        "method": first.method,
-        "setting": first.setting,
-        "backend": first.backend,
-        "enforcement": first.enforcement,
-        "dilation": first.dilation,
-        "calibrated": first.calibrated,
+        **{name: getattr(first, name) for name in OF_START},
         "started": first.wall,
-        "seed": first.seed,
         "devices": len(first.devices),
         "rounds": rounds,
         "accuracy": accuracies[-1] if accuracies else None,
@@ -211,7 +205,8 @@ def about(folder: Path) -> dict[str, Any]:
     try:
         path = folder / "experiment.yaml"
         found, _ = parse(read_plain(path, MOST_BYTES).decode(), path)
-        rounds = found.get("training", {}).get("rounds")
+        training = found.get("training", {})
+        rounds = None if training.get("budget_s") else training.get("rounds")
         names = {"model": printable(called(found["model"])), "data": printable(str(found["data"]["name"]))}
         return names | {"of": rounds if isinstance(rounds, int) else None}
     except (OSError, UnicodeDecodeError, UsageError, KeyError, TypeError, AttributeError):

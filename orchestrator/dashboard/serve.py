@@ -34,13 +34,7 @@ class PageAddress(msgspec.Struct, frozen=True):
 
 def serve(wanted: Wanted, place: PageAddress, notify: Callable[[str], None], *, until_eof: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; `until_eof`: or until standard input ends, as it does when a run is over.
-
-    Args:
-        notify: gets the address once the port is open.
-
-    Raises:
-        UsageError: the port cannot be opened.
-    """
+    `notify`: gets the address once the port is open. Raises UsageError: the port cannot be opened."""
     _stand_back()
     sock = _open(place.host, place.port)
     port = sock.getsockname()[1]

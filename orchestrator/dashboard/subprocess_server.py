@@ -27,11 +27,8 @@ def page_beside(
     library: Path, experiment: str, place: PageAddress, notify: Callable[[str], None]
 ) -> Iterator[Callable[[str], None]]:
     """Serve a page with the runs of `experiment` in `library` that begin or continue from now on, until the block ends.
-    Gives a function that shows a line on the page, as what is done before the next round.
-
-    Raises:
-        UsageError: it could not be served.
-    """
+    Gives a function that shows a line on the page, as what is done before the next round. Raises UsageError: it could
+    not be served."""
     order = {"library": str(library), "since": time.time() - 1, "experiment": experiment, "place": place}
     errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- not a pipe: nobody would read it
     process = subprocess.Popen(

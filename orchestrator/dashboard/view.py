@@ -46,10 +46,7 @@ class Cursor(msgspec.Struct):
 
 def changes(state: RunState, cursor: Cursor, now_ns: int = 0) -> dict[str, Any] | None:
     """What a page lacks; None where nothing. `cursor` moves on. Rows and events come with the index of the first.
-
-    Args:
-        now_ns: as in `head`.
-    """
+    `now_ns`: as in `head`."""
     if (state.epoch, state.rev) == (cursor.epoch, cursor.rev) or not state.sessions:
         return None
     whole = state.epoch != cursor.epoch or len(state.sessions) != cursor.sessions
@@ -168,32 +165,25 @@ def _event(event: RunEvent) -> list[Any]:
     return [six_digits(event.axis_s), event.round + 1, event.kind, event.device, event.text]
 
 
+OF_DEVICE = (
+    *("name", "phase", "profile", "cpus", "uplink_bit_s", "downlink_bit_s", "memory_mib", "held", "samples"),
+    *("bytes_up", "bytes_down"),
+)
+ROUNDED = ("cpu_share", "throttled_share", "uplink_share", "downlink_share", "memory_used_mib")
+"""Fields of `DeviceState` that a page gets: as they are, and with six digits."""
+
+
 def _device(state: RunState, device: DeviceState) -> dict[str, Any]:
-    last = _last(device.actual_s)
     return {
-        "name": device.name,
+        **{name: getattr(device, name) for name in OF_DEVICE},
+        **{name: six_digits(getattr(device, name)) for name in ROUNDED},
         "state": state.activity(device.name),
-        "phase": device.phase,
-        "profile": device.profile,
-        "cpus": device.cpus,
-        "uplink_bit_s": device.uplink_bit_s,
-        "downlink_bit_s": device.downlink_bit_s,
-        "memory_mib": device.memory_mib,
         "unlimited": not device.uplink_bit_s,
-        "held": device.held,
         "reprofiled": None if device.reprofiled is None else device.reprofiled + 1,
-        "cpu_share": six_digits(device.cpu_share),
-        "throttled_share": six_digits(device.throttled_share),
         "batches_in_quota": six_digits(device.in_quota.piece_share),
-        "uplink_share": six_digits(device.uplink_share),
-        "downlink_share": six_digits(device.downlink_share),
-        "memory_used_mib": six_digits(device.memory_used_mib),
-        "samples": device.samples,
         "cut": _last(device.cuts),
-        "actual_s": six_digits(last),
+        "actual_s": six_digits(_last(device.actual_s)),
         "predicted_s": six_digits(_last(device.predicted_s)),
-        "bytes_up": device.bytes_up,
-        "bytes_down": device.bytes_down,
     }
 
 

@@ -36,14 +36,9 @@ def try_file(path: Path) -> None:
 
 
 def keep(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file atomically: to a temporary file, synced to disk, then renamed. It survives a loss of power.
-
-    Args:
-        mode: of the file, less what the process's umask takes away.
-
-    Raises:
-        FileError: it cannot be written; the old file is unchanged.
-    """
+    """Write a file atomically: to a temporary file, synced to disk, then renamed. It survives a loss of power. `mode`:
+    of the file, less what the process's umask takes away. Raises FileError: it cannot be written; the old file is
+    unchanged."""
     part = write_aside(path, data, mode)
     part.replace(path)
     sync_folder(path.parent)

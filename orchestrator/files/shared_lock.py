@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from edgebed.errors import FleetError
 
@@ -50,18 +51,23 @@ def lock_in_time(
         FleetError: another process has held it for `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            go_on()
-            if time.monotonic() > deadline:
-                raise FleetError(
-                    f"another process has held {path} for {limit_s:.0f} s{_holders(file)}",
-                    hint=f"see who: fuser -v {path}",
-                ) from None
-            time.sleep(0.01)
+    while not try_lock(file, kind):
+        go_on()
+        if time.monotonic() > deadline:
+            raise FleetError(
+                f"another process has held {path} for {limit_s:.0f} s{_holders(file)}",
+                hint=f"see who: fuser -v {path}",
+            )
+        time.sleep(0.01)
+
+
+def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file, or return False where another holds it. Raises OSError where it cannot be locked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holders(file: int) -> str:

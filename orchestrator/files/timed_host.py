@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from orchestrator.files.shared_lock import TEMPORARY, lock_in_time, opened, shared_lock
+from orchestrator.files.shared_lock import TEMPORARY, lock_in_time, opened, shared_lock, try_lock
 
 PAUSE_S = 30.0
 """Seconds within which computations pause."""
@@ -62,12 +62,9 @@ def _held(name: str) -> AbstractContextManager[None]:
 
 def _free(file: int) -> bool:
     """Whether no other has the lock of an open file; it is not held afterwards."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return True
+    if free := try_lock(file):
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return free
 
 
 def main() -> int:

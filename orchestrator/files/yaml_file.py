@@ -99,10 +99,8 @@ def mistakes(
 def plain(value: Any, place: Place = ()) -> Any:
     """A value that a program made, as YAML holds it: mappings, lists, text, numbers, true and false, null.
 
-    Tuples become lists, paths become text, and numpy's scalars become Python's numbers.
-
-    Raises:
-        UsageError: a value of another type, or a key that is no text; with its place.
+    Tuples become lists, paths become text, and numpy's scalars become Python's numbers. Raises UsageError: a value of
+    another type, or a key that is no text; with its place.
     """
     if isinstance(value, Mapping):
         for key in value:

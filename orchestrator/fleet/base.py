@@ -50,11 +50,7 @@ class BrokerAccess(Protocol):
 
 
 class Backend(Protocol):
-    """What starts the agents of a fleet and holds their limits, for one fleet.
-
-    Attributes:
-        name: in records and messages.
-    """
+    """What starts the agents of a fleet and holds their limits, for one fleet. `name`: in records and messages."""
 
     enforcement: Enforcement
     name: str

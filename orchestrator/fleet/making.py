@@ -45,11 +45,7 @@ class Making:
 
 class CleanUp:
     """Work that always runs to its end once it has begun, even if its waiters are cancelled, or all tasks are cancelled
-    at the end of an event loop.
-
-    Args:
-        work: must be safe to start again after it was interrupted.
-    """
+    at the end of an event loop. `work`: must be safe to start again after it was interrupted."""
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
         self._work = work

@@ -55,31 +55,22 @@ FarEnds = AbstractAsyncContextManager[Mapping[str, ProbePeer]]
 
 
 class NodeReading(msgspec.Struct, frozen=True):
-    """Counters of a host of devices at one moment, in seconds since any start.
-
-    Attributes:
-        machine: the same for hosts that share a machine.
-        at_s: on its clock.
-        used_s, stolen_s: CPU seconds of all programs, and those that its hypervisor gave to others.
-        helper_s: of our helper there.
-        cpus: the quotas of its devices together.
-        load: mean of the last minute.
-        clock_s, clock_error_s: its clock (UTC) minus ours, and the error of that.
-        drift_s: by how much its steady clock has moved against ours since it was first asked.
-    """
+    """Counters of a host of devices at one moment, in seconds since any start."""
 
     name: str
-    machine: str
+    machine: str  # the same for hosts that share a machine
     cores: float
-    at_s: float
+    at_s: float  # on its clock
+    # `used_s`, `stolen_s`: CPU seconds of all programs, and those that its hypervisor gave to others
     used_s: float
     stolen_s: float
-    helper_s: float
-    cpus: float
-    load: float
+    helper_s: float  # of our helper there
+    cpus: float  # the quotas of its devices together
+    load: float  # mean of the last minute
+    # `clock_s`, `clock_error_s`: its clock (UTC) minus ours, and the error of that
     clock_s: float | None = None
     clock_error_s: float | None = None
-    drift_s: float | None = None
+    drift_s: float | None = None  # by how much its steady clock has moved against ours since it was first asked
 
 
 @runtime_checkable

@@ -21,33 +21,20 @@ from orchestrator.fleet.spec.profile import FleetSpec
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a backend is opened with.
+    """What a backend is opened with."""
 
-    Attributes:
-        spec: the devices; none of them is a board.
-        fleet_id: unique on this host.
-        admitted: what `admit` of the class returned.
-        folder: of the fleet, for this user only.
-        plugins: folder of the plug-ins that the agents are to use; None: they use none.
-        certifier: makes the certificate authority of the run, with its key in a folder.
-        notify: called with a line of progress.
-    """
-
-    spec: FleetSpec
-    fleet_id: str
-    admitted: Admitted
-    folder: Path
-    certifier: Callable[[Path], Certifier]
-    notify: Callable[[str], None]
-    plugins: Path | None = None
+    spec: FleetSpec  # the devices; none of them is a board
+    fleet_id: str  # unique on this host
+    admitted: Admitted  # what `admit` of the class returned
+    folder: Path  # of the fleet, for this user only
+    certifier: Callable[[Path], Certifier]  # makes the certificate authority of the run, with its key in a folder
+    notify: Callable[[str], None]  # called with a line of progress
+    plugins: Path | None = None  # folder of the plug-ins that the agents are to use; None: they use none
 
 
 class NamedBackend(ABC):
-    """A backend that a fleet file can name.
-
-    Attributes:
-        needs: of this host; `edgebed doctor` checks them, and `admit` reads them.
-    """
+    """A backend that a fleet file can name. `needs`: of this host; `edgebed doctor` checks them, and `admit` reads
+    them."""
 
     needs: ClassVar[HostNeeds] = HostNeeds()
 
@@ -81,11 +68,8 @@ class NamedBackend(ABC):
 
 
 def backend_class(name: str) -> type[NamedBackend]:
-    """Load a backend's class.
-
-    Raises:
-        UsageError: there is no such backend. FleetError: it needs a package that is not installed.
-    """
+    """Load a backend's class. Raises UsageError: there is no such backend; FleetError: it needs a package that is not
+    installed."""
     check_backend(name)
     module, _, cls = BACKENDS[name].partition(":")
     try:

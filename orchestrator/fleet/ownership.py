@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.files.shared_lock import try_lock
+
 OWNER, BROKER = "edgebed.owner", "edgebed.broker"
 """Labels of containers and networks. The value of the first is an `Owner`, as text."""
 
@@ -175,7 +177,7 @@ def hold(folder: Path) -> Lock:
     hidden = folder / f"{LOCK}.part"
     file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with contextlib.suppress(OSError):  # without locks in this file system, nobody can judge the folder: it is kept
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(file)
     hidden.rename(folder / LOCK)
     return Lock(file)
 
@@ -202,9 +204,6 @@ def is_held(path: Path) -> bool:
     locked."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(file, fcntl.LOCK_SH)
     finally:
         os.close(file)
-    return False

@@ -34,10 +34,7 @@ class Rivals:
 
     def want(self, cpus: float) -> str:
         """Replace the rivals by ones that want so many CPUs; 0: none. Returns what then is in the cgroup, in words.
-
-        Raises:
-            LimitError: the cgroup refuses them.
-        """
+        Raises LimitError: the cgroup refuses them."""
         self.end()
         for share in shares(cpus):
             argv = [sys.executable, "-I", "-S", "-c", LOOP, str(share)]

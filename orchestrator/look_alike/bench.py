@@ -27,31 +27,23 @@ PINGS = 40
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What devices train while they are measured: a model, as built and as spec, at some cuts.
-
-    Attributes:
-        steps_s: seconds of a measurement of steps: by default 40 periods of a quota, so that where in a period it
-            begins, which changes it by up to 80 ms, hardly counts.
-        repeats: measurements of each cut, of which the median counts.
-    """
+    """What devices train while they are measured: a model, as built and as spec, at some cuts."""
 
     model: StagedModel
     spec: Mapping[str, object]
     cuts: Sequence[int]
     batch_size: int
+    # seconds of a measurement of steps: by default 40 periods of a quota, so that where in a period it begins, which
+    # changes it by up to 80 ms, hardly counts
     steps_s: float = 4.0
-    repeats: int = 3
+    repeats: int = 3  # measurements of each cut, of which the median counts
 
     def __str__(self) -> str:
         return f"{self.spec['name']} in batches of {self.batch_size}, {', '.join(map(str, self.cuts))} stages"
 
 
 class Bench:
-    """One device.
-
-    Args:
-        peer: listens at the address at which the device reaches this host.
-    """
+    """One device. `peer`: listens at the address at which the device reaches this host."""
 
     def __init__(self, controller: FleetController, device: str, peer: ProbeServer, job: Job) -> None:
         self._controller, self._device, self._peer, self._job = controller, device, peer, job

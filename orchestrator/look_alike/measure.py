@@ -117,11 +117,8 @@ async def _measure(
 async def _become(
     twin: FleetController, profile: ProfileSpec, steps: Mapping[int, Step], bench: Bench, notify: Callable[[str], None]
 ) -> None:
-    """Put the profile on the look-alike; without its latency where this host cannot delay packets.
-
-    Args:
-        steps: those of the board, which the look-alike's will be like.
-    """
+    """Put the profile on the look-alike; without its latency where this host cannot delay packets. `steps`: those of
+    the board, which the look-alike's will be like."""
     for cut, step in steps.items():
         bench.expect(cut, step.wall_s)
     notify(f"measuring the look-alike ({profile.limits.cpus:g} CPUs) and the board, in turn")

@@ -41,17 +41,11 @@ not derived. With one `torch_simd` they must be equal to the bit."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Everything that a cell's figures follow from, apart from the code and the data.
+    """Everything that a cell's figures follow from, apart from the code and the data."""
 
-    Attributes:
-        experiment: with all defaults and all options of its plugins.
-        probe: the experiment whose longest round gives the deadline; None: there is none.
-        devices: profile of each device; `profiles`: their limits.
-    """
-
-    experiment: dict[str, Any]
-    probe: dict[str, Any] | None
-    devices: dict[str, str]
+    experiment: dict[str, Any]  # with all defaults and all options of its plugins
+    probe: dict[str, Any] | None  # the experiment whose longest round gives the deadline; None: there is none
+    devices: dict[str, str]  # profile of each device; `profiles`: their limits
     profiles: dict[str, Any]
 
 
@@ -77,44 +71,31 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The cell that learned what another one was timed with again (`learnings`).
+    """The cell that learned what another one was timed with again (`learnings`)."""
 
-    Attributes:
-        cell: its path below the folder of results.
-        same: whether a run of the other cell would have learned the same to the bit, or to rounding.
-        cpu_hours: that it took.
-    """
-
-    cell: str
+    cell: str  # its path below the folder of results
+    # whether a run of the other cell would have learned the same to the bit, or to rounding
     same: Literal["bits", "rounding"]
-    cpu_hours: float
+    cpu_hours: float  # that it took
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run for a table.
-
-    Attributes:
-        columns: that share it.
-        figures: of the run; None: nothing was trained.
-        values: what was computed without a run, by quantity and row.
-        stale: why its figures no longer count; "": they do.
-        learned: where its accuracies are from; None: its own run learned them.
-    """
+    """One run for a table."""
 
     table: str
     scale: ScaleName
     row: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # that share it
     seed: int
     settings: Settings
     deadline_s: float | None = None
     first_rounds: FirstRounds
-    figures: RunFigures | None = None
-    values: FreeValues = {}
+    figures: RunFigures | None = None  # of the run; None: nothing was trained
+    values: FreeValues = {}  # what was computed without a run, by quantity and row
     made: Made
-    stale: str = ""
+    stale: str = ""  # why its figures no longer count; "": they do
     seal: str = ""
-    learned: Source | None = None
+    learned: Source | None = None  # where its accuracies are from; None: its own run learned them
 
     @property
     def exact(self) -> bool:

@@ -48,25 +48,17 @@ PR_SET_PDEATHSIG = 1
 
 
 class WorkerRequest(msgspec.Struct, frozen=True):
-    """A cell to compute: the argument of a worker's process, as JSON.
+    """A cell to compute: the argument of a worker's process, as JSON."""
 
-    Attributes:
-        table: the table's file.
-        column: the first of those that share the cell.
-        work: folder of its runs; what is there already is used.
-        results: the folder that the cell is written to.
-        only_first: compute the first rounds only, and write them to `first_rounds.json` in `work`.
-        share: take what another cell has learned, if it is there, and keep what this one learns (`learnings`).
-    """
-
-    table: str
+    table: str  # the table's file
     scale: ScaleName
     row: str
-    column: str
+    column: str  # the first of those that share the cell
     seed: int
-    work: str
-    results: str
-    only_first: bool = False
+    work: str  # folder of its runs; what is there already is used
+    results: str  # the folder that the cell is written to
+    only_first: bool = False  # compute the first rounds only, and write them to `first_rounds.json` in `work`
+    # take what another cell has learned, if it is there, and keep what this one learns (`learnings`)
     share: bool = False
 
 

@@ -29,19 +29,12 @@ from orchestrator.runs.data import share_out
 
 
 class Variances(msgspec.Struct, frozen=True):
-    """The mean variance of one exit's gradient over
+    """The mean variance of one exit's gradient over"""
 
-    Attributes:
-        classifier: the coordinates of the exit's classifier.
-        shared: the coordinates of the stages that every exit's loss reaches.
-        reached: all coordinates that the loss reaches.
-        tensors: the tensors that the loss reaches, each with its own mean.
-    """
-
-    classifier: float
-    shared: float
-    reached: float
-    tensors: float
+    classifier: float  # the coordinates of the exit's classifier
+    shared: float  # the coordinates of the stages that every exit's loss reaches
+    reached: float  # all coordinates that the loss reaches
+    tensors: float  # the tensors that the loss reaches, each with its own mean
 
 
 class Moments:

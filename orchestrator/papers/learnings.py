@@ -29,19 +29,12 @@ CLOCK = ("target_accuracy", "stop_at_target", "round_ceiling_s", "liveness_s", "
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run learned.
+    """What a run learned."""
 
-    Attributes:
-        cell: whose run it was: the path below the folder of results. It counts while that cell does.
-        accuracy: after each round, None where it was not tested.
-        drawn: the devices of each round.
-        work: cut, batches and samples of a device, in every round that it was drawn for.
-    """
-
-    cell: str
-    accuracy: list[float | None]
-    drawn: list[list[str]]
-    work: dict[str, tuple[int, int, int]]
+    cell: str  # whose run it was: the path below the folder of results. It counts while that cell does
+    accuracy: list[float | None]  # after each round, None where it was not tested
+    drawn: list[list[str]]  # the devices of each round
+    work: dict[str, tuple[int, int, int]]  # cut, batches and samples of a device, in every round that it was drawn for
 
     def reaches(self, training: Training) -> bool:
         """Whether it has all rounds of a run with these settings."""
@@ -96,14 +89,8 @@ def source_of(settings: Settings, cell: Cell) -> Source:
 
 
 def find(results: Path, settings: Settings, own: Path) -> tuple[Trajectory, Cell] | None:
-    """A trajectory for these settings, and the cell whose run it was; None: there is none that counts here.
-
-    Args:
-        own: the file of the cell that asks, below `results`.
-
-    Raises:
-        UsageError: as `key_of`.
-    """
+    """A trajectory for these settings, and the cell whose run it was; None: there is none that counts here. `own`: the
+    file of the cell that asks, below `results`. Raises UsageError: as `key_of`."""
     path = _file(results, settings)
     training = msgspec.convert(settings.experiment["training"], Training)
     try:

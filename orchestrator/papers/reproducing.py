@@ -174,10 +174,7 @@ def check(
 ) -> list[Checked]:
     """Compute cells again: the first rounds of all that are there, or `sample` of them, drawn by `seed`, wholly. A cell
     whose first rounds are no longer the same becomes stale; one whose first rounds are the same again counts again.
-
-    Args:
-        at: `work` is emptied.
-    """
+    `at`: `work` is emptied."""
     shutil.rmtree(at.work, ignore_errors=True)
     again = Place(at.work / "results", at.work)
     found: list[Checked] = []

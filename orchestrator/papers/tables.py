@@ -103,11 +103,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def load_reproduction(path: Path) -> Reproduction:
-    """Read a table's file.
-
-    Raises:
-        UsageError: as `experiment.load`; also for an unknown baseline, scaled row or column, or missing figures.
-    """
+    """Read a table's file. Raises UsageError: as `experiment.load`; also for an unknown baseline, scaled row or column,
+    or missing figures."""
     table = convert(load_yaml(path), Reproduction, path)
     wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
     for key, scale in {"scale": table.scale, **({"real": table.real} if table.real else {})}.items():
@@ -154,10 +151,7 @@ def scaled(table: Reproduction, scale: ScaleName) -> Scale:
 
 def jobs(table: Reproduction, path: Path, scale: ScaleName, seeds: Sequence[int] | None = None) -> list[Job]:
     """The runs of a table at a scale. Columns with the same settings share one run with the highest of their targets.
-
-    Raises:
-        UsageError: the settings of a row or column do not give a valid experiment.
-    """
+    Raises UsageError: the settings of a row or column do not give a valid experiment."""
     at = scaled(table, scale)
     common = merged(table.experiment, at.set)
     found: dict[tuple[str, int, str, str], tuple[list[str], Settings, Settings, float]] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ import msgspec
 
 from edgebed.limits.shell import last_line
 from edgebed.module_process import module_command
+from orchestrator.files.shared_lock import try_lock
 from orchestrator.files.timed_host import computing, is_timed
 from orchestrator.papers.compute import RoundDone, WorkerRequest
 from orchestrator.records.words.formatting import accuracy
@@ -40,11 +40,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Computes the cells of a list.
-
-    Args:
-        most: processes at a time.
-    """
+    """Computes the cells of a list. `most`: processes at a time."""
 
     def __init__(self, tasks: Sequence[Task], most: int, notify: Callable[[str], None]) -> None:
         self._tasks, self._notify = tasks, notify
@@ -183,9 +179,4 @@ def _own(work: Path) -> Iterator[bool]:
     """Whether no other process computes in this folder. It is ours inside."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield try_lock(file)

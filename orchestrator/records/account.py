@@ -21,11 +21,8 @@ from orchestrator.records.types import Record
 
 
 def whole(records: Iterable[Record]) -> RunState:
-    """The state of a run with an index of all its records. Its rounds are explained as `explained` passes.
-
-    Raises:
-        UsageError: the records do not say how the run began.
-    """
+    """The state of a run with an index of all its records. Its rounds are explained as `explained` passes. Raises
+    UsageError: the records do not say how the run began."""
     state = RunState(whole=True)
     reduce(state, ((0, record) for record in records))
     if not state.sessions:
@@ -60,11 +57,8 @@ def write_account(folder: Path, state: RunState, summary: Summary) -> None:
 
 
 def load_summary(folder: Path) -> Summary:
-    """The summary of a run: the file, or from the records where those say more.
-
-    Raises:
-        UsageError: there are no records either.
-    """
+    """The summary of a run: the file, or from the records where those say more. Raises UsageError: there are no records
+    either."""
     if (stored := stored_summary(folder)) is not None:
         return stored
     records = folder / "records.jsonl"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgebed.errors import FileError, RunError
+from orchestrator.files.shared_lock import try_lock
 from orchestrator.records.reader import decode
 from orchestrator.records.types import Fault, Record
 
@@ -150,11 +151,7 @@ class Recorder:
 def is_being_written(path: Path) -> bool:
     """Whether an orchestrator has these records open to write. Raises OSError where they cannot be read."""
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(file, fcntl.LOCK_SH)
 
 
 def _mend(path: Path) -> None:

@@ -79,20 +79,14 @@ class DeviceFacts(msgspec.Struct):
 
 
 class RoundFacts(msgspec.Struct):
-    """What is known of one round.
-
-    Attributes:
-        dilation: of its session; times are divided by it when they are shown.
-        end_ns: start of the next round of its lane, or the end of the run. In an interleaved run: the end of its turn.
-        cut_off: the orchestrator was killed before that; the last reports of the devices are missing too.
-        ends: in a session with lanes, the devices of this lane with the end of their windows; None: all have the same.
-        offset: where its first record begins in the file, in bytes; 0 where that is not known.
-    """
+    """What is known of one round."""
 
     started: t.RoundStarted
-    dilation: float
+    dilation: float  # of its session; times are divided by it when they are shown
+    # start of the next round of its lane, or the end of the run. In an interleaved run: the end of its turn
     end_ns: int = 0
-    cut_off: bool = False
+    cut_off: bool = False  # the orchestrator was killed before that; the last reports of the devices are missing too
+    # in a session with lanes, the devices of this lane with the end of their windows; None: all have the same
     ends: dict[str, int] | None = None
     finished: t.RoundFinished | None = None
     evaluated: t.Evaluated | None = None
@@ -108,7 +102,7 @@ class RoundFacts(msgspec.Struct):
     out: dict[str, t.DeviceOut] = {}
     own: list[t.OrchestratorPhase] = []
     host: HostRound | None = None
-    offset: int = 0
+    offset: int = 0  # where its first record begins in the file, in bytes; 0 where that is not known
 
     @property
     def number(self) -> int:
@@ -148,12 +142,7 @@ class RoundFacts(msgspec.Struct):
 
 
 class Session(msgspec.Struct):
-    """From the start or a resume of a run to its end. Rounds by number; devices by name, those of the fleet first.
-
-    Attributes:
-        events: what was not planned, in the order of the records.
-        changed: numbers of the rounds that records were added to; for readers of a run that goes on, who clear it.
-    """
+    """From the start or a resume of a run to its end. Rounds by number; devices by name, those of the fleet first."""
 
     started: t.RunStarted
     rounds: dict[int, RoundFacts] = {}
@@ -162,7 +151,8 @@ class Session(msgspec.Struct):
     rates: list[t.ScenarioStep] = []  # those with rates
     calibration: list[t.Calibrated] = []
     cuts: list[t.CutProfiled] = []
-    events: list[t.Happened] = []
+    events: list[t.Happened] = []  # what was not planned, in the order of the records
+    # numbers of the rounds that records were added to; for readers of a run that goes on, who clear it
     changed: set[int] = set()
     tested: t.FinalTest | None = None
     finished: t.RunFinished | None = None

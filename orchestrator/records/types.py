@@ -274,7 +274,7 @@ class RoundFinished(msgspec.Struct, frozen=True, tag="round_finished"):
     round: int
     seconds: float
     merged: tuple[str, ...]
-    why: str  # all done | enough | deadline | void
+    why: str  # all done | enough | deadline | budget | void
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):

@@ -121,11 +121,8 @@ def known_references() -> list[str]:
 
 
 def load_reference(name: str) -> Reference:
-    """The reference of a name that comes with Edgebed, or of a file: its path ends in `.json`.
-
-    Raises:
-        UsageError: there is none, or it is damaged.
-    """
+    """The reference of a name that comes with Edgebed, or of a file: its path ends in `.json`. Raises UsageError: there
+    is none, or it is damaged."""
     path = Path(name) if name.endswith(SUFFIX) else references_folder() / f"{Path(name).name}{SUFFIX}"
     try:
         read = msgspec.json.decode(path.read_bytes(), type=Reference)

@@ -33,11 +33,8 @@ class TaskCosts:
         self._known: dict[str, dict[str, Cost]] = {}
 
     def of(self, assignment: Assignment) -> dict[str, Cost]:
-        """By kind of piece. A kind that is missing is known neither by a recording nor by layers.
-
-        Args:
-            assignment: with the device's CPUs, by which a half may choose its work.
-        """
+        """By kind of piece. A kind that is missing is known neither by a recording nor by layers. `assignment`: with
+        the device's CPUs, by which a half may choose its work."""
         work = real_work(assignment)
         key = task_key(work)
         if key not in self._known:

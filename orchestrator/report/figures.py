@@ -33,24 +33,17 @@ LEAST = 0.005
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """What figures of a run show.
-
-    Attributes:
-        phases: per finished round its number and the mean device's seconds by name.
-        view: the round whose Gantt is drawn, as `round_view` has it; None: no round.
-    """
+    """What figures of a run show."""
 
     summary: Summary
+    # per finished round its number and the mean device's seconds by name
     phases: Sequence[tuple[int, dict[str, float]]] = ()
-    view: dict[str, Any] | None = None
+    view: dict[str, Any] | None = None  # the round whose Gantt is drawn, as `round_view` has it; None: no round
 
 
 def write_figures(drawn: Drawn, paths: Sequence[Path], only: str | None, look: Look) -> list[Path]:
-    """Write the figures of a run and their captions (`sheet.write`), and return the files written.
-
-    Raises:
-        UsageError: an unknown figure or ending of a file.
-    """
+    """Write the figures of a run and their captions (`sheet.write`), and return the files written. Raises UsageError:
+    an unknown figure or ending of a file."""
     check(paths, only, OF_ONE_RUN)
     summary = drawn.summary
     about = About(summary.run, [summary.run], [_marked(summary), *compare([summary]).notes], headline([summary]))

@@ -60,19 +60,14 @@ Badge = tuple[str, str, str]
 
 
 class Collected(msgspec.Struct):
-    """What the page needs besides the summary.
+    """What the page needs besides the summary."""
 
-    Attributes:
-        drawn: rounds whose Gantt can be chosen, with their labels, as `orchestrator.records.shown.round_view` has them.
-        phases: per finished round its number and the mean device's seconds by name.
-        over_time: the whole run, as `orchestrator.records.shown.over_time` has it.
-        experiment: the resolved experiment file; empty where the run's folder holds none.
-    """
-
+    # rounds whose Gantt can be chosen, with their labels, as `orchestrator.records.shown.round_view` has them
     drawn: list[tuple[str, dict[str, Any]]] = []
+    # per finished round its number and the mean device's seconds by name
     phases: list[tuple[int, dict[str, float]]] = []
-    over_time: dict[str, Any] = {}
-    experiment: str = ""
+    over_time: dict[str, Any] = {}  # the whole run, as `orchestrator.records.shown.over_time` has it
+    experiment: str = ""  # the resolved experiment file; empty where the run's folder holds none
 
 
 def mean_phases(timeline: RoundTimeline) -> dict[str, float]:

@@ -39,17 +39,12 @@ QUIET = "#66707d"
 
 
 class About(msgspec.Struct, frozen=True):
-    """What must be known of figures.
-
-    Attributes:
-        runs: their ids. `notes`: what makes the figures doubtful or hard to compare.
-        line: the gravest of it in a few words, for the figure itself; "" where there is nothing.
-    """
+    """What must be known of figures."""
 
     title: str
-    runs: Sequence[str]
+    runs: Sequence[str]  # their ids. `notes`: what makes the figures doubtful or hard to compare
     notes: Sequence[str]
-    line: str = ""
+    line: str = ""  # the gravest of it in a few words, for the figure itself; "" where there is nothing
 
 
 class Plot(msgspec.Struct, frozen=True):
@@ -236,11 +231,8 @@ def by_round(axes: Any, numbers: Sequence[int], look: Look) -> None:
 
 
 def beside_bars(axes: Any, texts: Sequence[tuple[float, int, str]], size: float) -> None:
-    """Write a text behind the end of each row's bar, and make the axis as long as they need.
-
-    Args:
-        texts: (end of the bar, row, text).
-    """
+    """Write a text behind the end of each row's bar, and make the axis as long as they need. `texts`: (end of the bar,
+    row, text)."""
     canvas, box = axes.figure.canvas, axes.get_window_extent()
     room, most = 0.66 * box.width, max((end for end, _, _ in texts), default=0.0) or 1.0
     for end, row, text in texts:

@@ -15,7 +15,7 @@ import msgspec
 from edgebed.device.pieces import KINDS, MOST_KEPT, ORIGINS
 from edgebed.errors import printable
 from edgebed.methods.base import Method, Stream
-from edgebed.methods.parts.aggregation import not_finite
+from edgebed.methods.parts.aggregation import unfit
 from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment, Report
 from edgebed.wire.order import batch_bounds
@@ -127,7 +127,7 @@ def extra_fault(streams: Mapping[str, Stream], extra: Weights) -> str:
         value = extra[name]
         if tuple(value.shape) != stream.shape or value.dtype != stream.dtype:
             return f"{name} is {value.dtype} {tuple(value.shape)} instead of {stream.dtype} {stream.shape}"
-    return not_finite(extra)
+    return unfit(extra)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -85,14 +85,8 @@ def update_fault(
 def opened(
     method: Method, reference: Weights, assignment: Assignment, report: Report, tensors: Weights
 ) -> tuple[Weights, Weights]:
-    """The weights of an update, and what it holds beside them.
-
-    Args:
-        reference: what the device was sent; for all other names, the global weights.
-
-    Raises:
-        EdgebedError: it does not hold what it must.
-    """
+    """The weights of an update, and what it holds beside them. `reference`: what the device was sent; for all other
+    names, the global weights. Raises EdgebedError: it does not hold what it must."""
     update = {name: value for name, value in tensors.items() if not name.startswith(EXTRA)}
     extra, names = without_prefix(tensors, EXTRA), method.update_names(assignment, report.notes)
     why = fault(reference, update, names) or extra_fault(method.extra(assignment), extra)

@@ -15,7 +15,7 @@ import msgspec
 
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
-from orchestrator.clock import now_s
+from orchestrator.clock import now_ns, now_s
 from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
@@ -93,8 +93,8 @@ class ConcurrentRounds:
         self._began_with: dict[str, Weights] = {}  # by lane in hand; TESTING: of the test in hand
 
     async def run(self, lanes: list[str], state: LanesState | None = None) -> Weights:
-        """Run until the last round or the target; returns the last weights. Cancelling it cancels the rounds of all
-        lanes."""
+        """Run until the last round, the last second or the target; returns the last weights. Cancelling it cancels the
+        rounds of all lanes."""
         self._lanes = lanes
         first = [] if state is None else [state.merged]  # its timer goes before those of others at the same time
         names = [*first, *(name for name in lanes if name not in first)]
@@ -128,7 +128,8 @@ class ConcurrentRounds:
             await self._take_up(name, state)
         while name in self._in_hand or await self._begin(name):
             begun, weights = self._in_hand[name].begun, self._began_with[name]
-            result = await self._steps.carry_out(begun, weights, min(self._steps.training.quorum, len(begun.views)))
+            quorum = min(self._steps.training.quorum, len(begun.views))
+            result = await self._steps.carry_out(begun, weights, self._ends_s, quorum)
             async with self._lock:
                 await uninterrupted(self._conclude(name, begun, result))
 
@@ -140,7 +141,9 @@ class ConcurrentRounds:
                 await steps.world.until(self._resting[name])
                 del self._resting[name]
             async with self._lock:
-                if progress.round >= steps.training.rounds:
+                if now_s() >= self._ends_s:  # perhaps without a round that lasted until then
+                    progress.elapsed_s = max(progress.elapsed_s, steps.budget_s)
+                if progress.round >= steps.training.rounds or steps.spent(progress):
                     return False
                 self._prepared = [*self._since_oldest(), (now_s(), progress.round)]
                 idle = [device for device in await steps.prepare(progress) if device.name not in self._busy()]
@@ -156,6 +159,11 @@ class ConcurrentRounds:
                     return True
                 self._check_somebody(lanes, bool(self._in_hand) or any(able.values()))
                 self._resting[name] = now_s() + ABSENT_S
+
+    @property
+    def _ends_s(self) -> float:
+        """When the budget is spent, on the clock of `now_s`."""
+        return (self._start_ns or now_ns()) / 1e9 + self._steps.budget_s - self._before_s
 
     def _busy(self) -> set[str]:
         """Devices of rounds in hand."""

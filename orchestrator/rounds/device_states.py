@@ -10,11 +10,8 @@ from edgebed.models.staged import KEPT, Weights, with_prefix
 
 
 class DeviceStates:
-    """That of the last task of a device whose work was merged, as long as the same agent runs.
-
-    Args:
-        agent: says which agent a device has now.
-    """
+    """That of the last task of a device whose work was merged, as long as the same agent runs. `agent`: says which
+    agent a device has now."""
 
     def __init__(self, agent: Callable[[str], str] = lambda device: "") -> None:
         self.agent = agent

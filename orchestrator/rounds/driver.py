@@ -75,6 +75,7 @@ class RoundDriver:
             liveness_s=max(self._settings.liveness_s, job.patience_s),
             enough=job.plan.enough,
             ceiling_s=self._settings.ceiling_s,
+            ends=job.ends_s,
         )
         self._send_tasks()
         try:

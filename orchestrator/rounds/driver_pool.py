@@ -12,11 +12,8 @@ from orchestrator.training.server import HalfTrainer
 
 
 class DriverPool:
-    """Makes a round driver for every round, with a server trainer that has no other round meanwhile.
-
-    Args:
-        make_trainer: called when all trainers have a round.
-    """
+    """Makes a round driver for every round, with a server trainer that has no other round meanwhile. `make_trainer`:
+    called when all trainers have a round."""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from edgebed.methods.base import Contribution, Method, Outcome, Plan
@@ -18,6 +20,7 @@ class RoundJob(msgspec.Struct, frozen=True):
     method: Method
     patience_s: float = 0.0  # a device counts as lost only after this silence at least
     quorum: int | None = None  # of this round; None: that of the settings
+    ends_s: float = math.inf  # when the run's budget of seconds is spent, on the clock of `now_s`
 
 
 class RoundResult(msgspec.Struct):

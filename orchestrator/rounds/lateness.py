@@ -67,11 +67,8 @@ class Lateness(msgspec.Struct, frozen=True):
 
 def lateness(seen: TaskSeen, earned: Earned, limits: Limits) -> Lateness | None:
     """None where the orchestrator does not know the pieces: uploads that are not one for each batch, work that no
-    recording and no layers tell, costs that vary (`spread`), requests.
-
-    Args:
-        earned: of the device, on the clock of the arrivals.
-    """
+    recording and no layers tell, costs that vary (`spread`), requests. `earned`: of the device, on the clock of the
+    arrivals."""
     assignment, uploads = seen.assignment, seen.uploads
     bounds = batch_bounds(seen.samples, assignment.batch_size, assignment.max_batches)
     count = assignment.steps or assignment.epochs * len(bounds)

@@ -1,4 +1,5 @@
-"""The rounds of a run: plan, carry out, merge, evaluate, save, until the target, the last round or Ctrl-C."""
+"""The rounds of a run: plan, carry out, merge, evaluate, save, until the target, the last round, the last second or
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -79,10 +80,13 @@ class Loop(RoundSteps):
         if self.progress.round > self._first and not self.tested(self.progress):
             raise nothing_merged(self.training, self.progress.round, self._missing)
         await self.final_test(self._weights, self.progress)
-        return "target reached" if self.reached(self.progress) else "rounds done"
+        if self.reached(self.progress):
+            return "target reached"
+        return "budget spent" if self.spent(self.progress) else "rounds done"
 
     async def _round(self, begun: Begun, weights: Weights, progress: Progress) -> tuple[Weights, RoundResult]:
-        result = await self.carry_out(begun, weights)
+        ends_s = begun.start_ns / 1e9 + self.budget_s - progress.elapsed_s
+        result = await self.carry_out(begun, weights, ends_s)
         weights = await self.merge(begun.number, weights, result)
         seconds = self.finish(begun, result)
         progress.elapsed_s += seconds
@@ -93,7 +97,7 @@ class Loop(RoundSteps):
     async def _conclude(self, number: int, weights: Weights, progress: Progress, result: RoundResult) -> None:
         """Test and save the result of a finished round. A resumed run continues after it."""
         progress.untested = progress.untested or bool(result.contributions)
-        if progress.untested and (self.tests_after(number) or progress.round >= self.training.rounds):
+        if progress.untested and (self.tests_after(number) or self.last(progress)):
             await self.test(number, weights, progress)
         self._void.count(result.why == "void")
         await self._keep(number, weights, progress)

@@ -84,7 +84,7 @@ class Leave(OfDevice, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The round is over. `merged`: in the order of names. `why`: all done | enough | deadline | void."""
+    """The round is over. `merged`: in the order of names. `why`: all done | enough | deadline | budget | void."""
 
     merged: tuple[str, ...]
     why: str
@@ -106,6 +106,7 @@ class RoundMachine:
             progress without end cannot delay the round without end. Devices that wait for their server half get the
             same time once more. None: no such limit.
         enough: the round ends when so many devices, and the quorum, are done. None: when all are.
+        ends: when the run's budget of seconds is spent, on the clock of `now`: a round that is not over ends unmerged.
     """
 
     def __init__(
@@ -118,13 +119,14 @@ class RoundMachine:
         liveness_s: float,
         enough: int | None = None,
         ceiling_s: float | None = None,
+        ends: float = math.inf,
     ) -> None:
         self.states = dict.fromkeys(sorted(devices), TaskState.SENDING)
         self._count = Counter(self.states.values())  # kept, so that an event costs the same with many devices
         self._progress = dict.fromkeys(self.states, now)  # of those at work, the one longest without progress first
         self._deadline = None if deadline_s is None else now + deadline_s
         self._deadline_s = deadline_s
-        self._start = now
+        self._start, self._ends = now, ends
         self._ceiling_s = self._limit_s = math.inf if ceiling_s is None else ceiling_s
         self._ceiling = now + self._ceiling_s  # the one in force, `_limit_s` after the start
         self._set_by = "training.round_ceiling_s"
@@ -154,7 +156,8 @@ class RoundMachine:
             case Tick():
                 effects += self._silent(now)
         effects += self._too_long(now)
-        return effects + self._maybe_finish(now)
+        effects += self._maybe_finish(now)
+        return effects + self._end_of_run(now)
 
     def wakeup(self, now: float) -> float | None:
         """When the next Tick is due, on the clock of `now`; None when only events can change anything."""
@@ -165,6 +168,8 @@ class RoundMachine:
             times.append(self._deadline)  # after it, only a device that gets done can end the round
         if now < self._ceiling < math.inf:
             times.append(self._ceiling)
+        if self._ends < math.inf:
+            times.append(self._ends)
         return min(times, default=None)
 
     def done(self) -> tuple[str, ...]:
@@ -252,3 +257,12 @@ class RoundMachine:
             return [*effects, Finish((), "void")]
         why = "deadline" if self._cut else "all done" if not waiting else "enough" if enough else "deadline"
         return [*effects, Finish(done, why)]
+
+    def _end_of_run(self, now: float) -> list[Effect]:
+        """At the end of the run's budget, devices that are not done are out, and nothing of the round is merged."""
+        if self.finished or now < self._ends:
+            return []
+        self.finished, limit_s = True, max(0.0, self._ends - self._start)
+        waiting = [device for device, state in self.states.items() if state in OPEN]
+        why = "not done when the run's seconds were spent (training.budget_s)"
+        return [*(e for device in waiting for e in self._leave(device, "late", why, limit_s)), Finish((), "budget")]

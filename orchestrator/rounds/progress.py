@@ -9,12 +9,15 @@ import msgspec
 
 from orchestrator.experiment import Training
 
+ROUNDED_S = 1e-6  # by which a sum of rounds may miss the budget
+
 
 class Progress(msgspec.Struct):
     """What a run has reached. Saved with every checkpoint; a resumed run continues from it."""
 
     round: int = 0  # number of the next round = rounds that have begun
     elapsed_s: float = 0.0  # of all rounds, not divided by the dilation; without evaluation, unless lanes overlap
+    spent_s: float = 0.0  # elapsed_s, divided by the dilation; only of a run with a budget
     lr: float = 0.0
     best_accuracy: float = 0.0
     since_best: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from orchestrator.records.types import (
 from orchestrator.rounds.driver_pool import DriverPool
 from orchestrator.rounds.evaluator import Evaluator
 from orchestrator.rounds.job import RoundJob, RoundResult
-from orchestrator.rounds.progress import Progress, cosine, plateau
+from orchestrator.rounds.progress import ROUNDED_S, Progress, cosine, plateau
 from orchestrator.rounds.replay import Replay
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 from orchestrator.rounds.settings import schedule_of
@@ -93,6 +94,16 @@ class RoundSteps:
     def reached(self, progress: Progress) -> bool:
         return self.training.stop_at_target and progress.accuracy >= self.training.target_accuracy
 
+    @property
+    def budget_s(self) -> float:
+        """Of the run's time axis, after dilation."""
+        budget_s = self.training.budget_s
+        return math.inf if budget_s is None else budget_s * self._devices.dilation
+
+    def spent(self, progress: Progress) -> bool:
+        """Whether the run's budget of seconds is spent."""
+        return progress.elapsed_s >= self.budget_s - ROUNDED_S
+
     def tested(self, progress: Progress) -> bool:
         """Whether merged weights were tested, in this session of the run or in an earlier one."""
         return self._tested is not None or progress.best_accuracy > 0 or progress.since_best > 0
@@ -142,9 +153,9 @@ class RoundSteps:
         views = self.method.draw(number, present, self.training.sample, self.training.seed)
         return views, self.method.plan(number, views, schedule_of(self.training, lr))
 
-    async def carry_out(self, begun: Begun, weights: Weights, quorum: int | None = None) -> RoundResult:
+    async def carry_out(self, begun: Begun, weights: Weights, ends_s: float, quorum: int | None = None) -> RoundResult:
         wait_s = patience(begun.views)
-        return await self._pool.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum))
+        return await self._pool.run(RoundJob(begun.number, begun.plan, weights, self.method, wait_s, quorum, ends_s))
 
     async def merge(self, number: int, weights: Weights, result: RoundResult) -> Weights:
         if not result.contributions:
@@ -167,8 +178,8 @@ class RoundSteps:
         self._record(Fault(now_ns(), device, what))
 
     def last(self, progress: Progress) -> bool:
-        """Whether all rounds have begun, or the target is reached."""
-        return progress.round >= self.training.rounds or self.reached(progress)
+        """Whether all rounds have begun, the budget is spent, or the target is reached."""
+        return progress.round >= self.training.rounds or self.spent(progress) or self.reached(progress)
 
     async def keep(
         self,
@@ -189,6 +200,8 @@ class RoundSteps:
             save = _nothing
             if self.world.due() or self.last(progress):
                 world = self.world.state()
+                if self.training.budget_s is not None:
+                    progress.spent_s = progress.elapsed_s / self._devices.dilation
                 progress.method = self.method.state()
                 progress.simulation = {**world, **rounds()} if world else {}
                 save = partial(self._save, weights, progress, self.method.tensors(), in_hand() if world else {})

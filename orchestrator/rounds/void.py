@@ -103,7 +103,8 @@ def hint(training: Training, missing: Mapping[str, Leave | None]) -> str:
     """What to do about devices that did not contribute, from how they left and the experiment's settings. A deadline
     puts nobody out before there is a quorum, so a void round whose devices were all late reached its ceiling."""
     if missing and all(left is not None and left.limit_s is not None for left in missing.values()):
-        way = f"raise training.round_ceiling_s (now {training.round_ceiling_s:g} s)"
+        key = "budget_s" if any(left and "budget_s" in left.why for left in missing.values()) else "round_ceiling_s"
+        way = f"raise training.{key} (now {getattr(training, key):g} s)"
     else:
         way = "mend these devices (records.jsonl has each device_out)"
     lower = f", or lower training.quorum (now {training.quorum})" if training.quorum > 1 else ""

@@ -31,10 +31,7 @@ class World:
 
     async def settle(self, devices: Collection[str] | None = None) -> None:
         """Let happen what is due now, and bring devices without a task into a state that a run can go on from.
-
-        Args:
-            devices: those of them that are meant. None: all.
-        """
+        `devices`: those of them that are meant. None: all."""
 
     def state(self, devices: Collection[str] | None = None) -> dict[str, Any]:
         """That state, with the clock and all that goes on. {}: none is kept."""

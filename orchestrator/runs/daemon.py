@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Grain
+from orchestrator.files.shared_lock import try_lock
 from orchestrator.fleet.base import Held
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.spec.profile import FleetSpec, Limits, load_fleet
@@ -85,11 +85,7 @@ class FleetFolder:
     def alive(self) -> bool:
         """Whether a daemon lives: the kernel releases its lock when it dies."""
         with self.lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not try_lock(file)
 
     def ready(self) -> bool:
         return self.socket.exists()
@@ -130,10 +126,8 @@ def spawn(spec: FleetSpec, place: FleetFolder, wanted: Wanted) -> int:
     for name in ("socket", "failure"):
         (place.folder / name).unlink(missing_ok=True)
     lock = place.lock.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FleetError(f"the fleet {spec.name} is being started by another process", hint="wait for it") from None
+    if not try_lock(lock):
+        raise FleetError(f"the fleet {spec.name} is being started by another process", hint="wait for it")
     with lock, place.log.open("wb") as log:
         arguments = [str(spec.path), str(place.folder), msgspec.json.encode(wanted).decode(), str(lock.fileno())]
         process = subprocess.Popen(

@@ -29,25 +29,16 @@ LARGE_BATCH = 1000
 
 
 class Prepared(msgspec.Struct):
-    """The data of a run.
+    """The data of a run."""
 
-    Attributes:
-        title: name of the data in outputs.
-        shards: the file of every device.
-        test_x: (N, *input_shape), normalised; test_y: (N, *answer_shape).
-        task: what is learned.
-        label_counts: samples per class of every device; of all where a sample has several answers.
-        validation: x and y as of the test part; None where no samples are held out.
-    """
-
-    title: str
-    shards: dict[str, Path]
-    test_x: Tensor
+    title: str  # name of the data in outputs
+    shards: dict[str, Path]  # the file of every device
+    test_x: Tensor  # (N, *input_shape), normalised; test_y: (N, *answer_shape)
     test_y: Tensor
-    task: LearningTask
+    task: LearningTask  # what is learned
     class_names: list[str]
-    label_counts: dict[str, list[int]]
-    validation: tuple[Tensor, Tensor] | None = None
+    label_counts: dict[str, list[int]]  # samples per class of every device; of all where a sample has several answers
+    validation: tuple[Tensor, Tensor] | None = None  # x and y as of the test part; None where no samples are held out
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -103,14 +94,9 @@ def located(data: Mapping[str, Any], near: Path | None) -> dict[str, Any]:
 def share_out(
     experiment: Experiment, devices: list[str], near: Path | None = None
 ) -> tuple[str, Split, dict[str, Indices]]:
-    """The data set's title, its samples, and the rows of the training part that each device gets.
-
-    Args:
-        near: the experiment file; relative paths start at its folder.
-
-    Raises:
-        UsageError: the data set cannot be loaded or partitioned so; with cause and hint.
-    """
+    """The data set's title, its samples, and the rows of the training part that each device gets. `near`: the
+    experiment file; relative paths start at its folder. Raises UsageError: the data set cannot be loaded or partitioned
+    so; with cause and hint."""
     seed = experiment.training.seed
     dataset = DATASETS.create(located(experiment.data, near), f"{near or 'experiment'}: data")
     file = str(near or "experiment")
@@ -139,13 +125,8 @@ def count_labels(y: Tensor, shares: dict[str, Indices], classes: int) -> dict[st
 
 def privacy_of(experiment: Experiment, devices: Sequence[str], profiles: Mapping[str, str]) -> dict[str, Privacy]:
     """What each device does to its features: the setting for all, overridden by that of its profile, then by its own.
-
-    Args:
-        profiles: the profile of each device.
-
-    Raises:
-        UsageError: a choice for a device or profile that the fleet does not have.
-    """
+    `profiles`: the profile of each device. Raises UsageError: a choice for a device or profile that the fleet does not
+    have."""
     section = experiment.privacy
     _refuse_strange("devices", section.devices, devices)
     _refuse_strange("profiles", section.profiles, sorted(set(profiles.values())))

@@ -89,7 +89,7 @@ class DeviceLeftOut(msgspec.Struct, frozen=True):
 
 
 class RunEnded(msgspec.Struct, frozen=True):
-    """A run has ended. `why`: target reached, rounds done, interrupted, or `error: …`."""
+    """A run has ended. `why`: target reached, budget spent, rounds done, interrupted, or `error: …`."""
 
     method: str
     path: Path
@@ -153,8 +153,6 @@ class EventWatch(Watch):
                 self._put(DeviceLeftOut(method, record.round + 1, record.device, record.how, record.why))
             case t.RunFinished():
                 self._put(RunEnded(method, folder, record.why))
-            case _:
-                pass
 
     def round(self, method: str, progress: Progress, result: RoundResult, seconds: float, dilation: float) -> None:
         duration_s, elapsed_s = seconds / dilation, progress.elapsed_s / dilation

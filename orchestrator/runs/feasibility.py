@@ -123,14 +123,8 @@ def _with_line(error: UsageError, document: Document) -> UsageError:
 
 
 def check_fleet(experiment: Experiment, spec: FleetSpec, path: Path) -> None:
-    """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist.
-
-    Args:
-        path: of the experiment file, for messages.
-
-    Raises:
-        UsageError: with place and hint.
-    """
+    """Check that the fleet has enough devices for the quorum, and that all named devices and profiles exist. `path`: of
+    the experiment file, for messages. Raises UsageError: with place and hint."""
     for check in FLEET_CHECKS.values():
         check(experiment, spec, path)
 
@@ -214,10 +208,7 @@ def _limited(device: DeviceSpec) -> DeviceSpec:
 
 def check_methods(experiment: Experiment, devices: Sequence[str], task: LearningTask, path: Path) -> None:
     """Check that the model can be built for what is learned, and that every method works with it on these devices.
-
-    Raises:
-        UsageError: with place and hint.
-    """
+    Raises UsageError: with place and hint."""
     refuse(list(_method_mistakes(experiment, devices, task, path)), path)
 
 

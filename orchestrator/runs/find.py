@@ -23,11 +23,8 @@ def is_pattern(name: str) -> bool:
 
 
 def find_run(name: str) -> Path:
-    """The folder of one run, given its path, its id, the beginning of its id, or a pattern.
-
-    Raises:
-        UsageError: no run matches, or several do.
-    """
+    """The folder of one run, given its path, its id, the beginning of its id, or a pattern. Raises UsageError: no run
+    matches, or several do."""
     matches = _matches(name)
     if len(matches) > 1:
         raise _several(name, matches)

@@ -33,26 +33,18 @@ Write = Callable[[Record], None]
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """One method of an experiment.
+    """One method of an experiment."""
 
-    Attributes:
-        whole: the experiment, with the id of its series.
-        place: of the method in the experiment's list.
-        model: has the weights that a new run starts from.
-        interleaved: its rounds alternate with those of other methods.
-        plan, each_piece: as in `request.Request`.
-        simulation: the file of that name, for the folder of a simulation.
-    """
-
-    whole: ExperimentRequest
-    place: int
+    whole: ExperimentRequest  # the experiment, with the id of its series
+    place: int  # of the method in the experiment's list
     method: Method
     prepared: Prepared
-    model: StagedModel
-    interleaved: bool
+    model: StagedModel  # has the weights that a new run starts from
+    interleaved: bool  # its rounds alternate with those of other methods
+    # `plan`, `each_piece`: as in `request.Request`
     plan: Path | None = None
     each_piece: bool = False
-    simulation: bytes = b""
+    simulation: bytes = b""  # the file of that name, for the folder of a simulation
 
     @property
     def begun(self) -> Path | None:
@@ -115,43 +107,27 @@ def profile_here(accelerator: torch.device) -> Profile:
 
 
 class Platform(msgspec.Struct, frozen=True):
-    """What carries a run out: real devices and a trainer's process, or simulated ones on a virtual clock.
-
-    Attributes:
-        make_trainer: makes a server trainer for one round at a time.
-        evaluator: tests the merged weights.
-        profile: measures the costs of the model's cuts, where `known_costs` gives none.
-        held_server_cpus: quota of the server as read back; None: nothing is in force.
-        prepare: called with the method's context before the first round.
-        guard: awaits every step of the run.
-        server_slots: server halves that train at once, as the method is told.
-        calibrated: whether measurements show that the times of the run are those of its limits.
-        host: what the run's first record says of the host.
-        known_costs: gives the costs of the model's cuts; {}: they are to be measured.
-        costs: what the pieces of a device's task cost on the reference whose time it keeps.
-        held_server: the same of the server; None: it keeps none.
-        speed: name of that reference, or `host`.
-        host_index: measures how fast the host is; None: it does not matter.
-        recording: gives the function that the run writes its records with, from the one that appends to the file.
-        mark: stands in the run's id, after the method's name.
-        world: what checkpoints hold of it.
-    """
+    """What carries a run out: real devices and a trainer's process, or simulated ones on a virtual clock."""
 
     fleet: RunFleet
-    make_trainer: Callable[[], HalfTrainer]
-    evaluator: Evaluator
-    profile: Profile
-    server_slots: int
-    calibrated: bool
-    host: Mapping[str, str]
-    held_server_cpus: float | None = None
+    make_trainer: Callable[[], HalfTrainer]  # makes a server trainer for one round at a time
+    evaluator: Evaluator  # tests the merged weights
+    profile: Profile  # measures the costs of the model's cuts, where `known_costs` gives none
+    server_slots: int  # server halves that train at once, as the method is told
+    calibrated: bool  # whether measurements show that the times of the run are those of its limits
+    host: Mapping[str, str]  # what the run's first record says of the host
+    held_server_cpus: float | None = None  # quota of the server as read back; None: nothing is in force
+    # called with the method's context before the first round
     prepare: Callable[[Context], Awaitable[object]] = unprepared
-    guard: Guard = unguarded
+    guard: Guard = unguarded  # awaits every step of the run
+    # gives the costs of the model's cuts; {}: they are to be measured
     known_costs: Callable[[StagedModel], dict[int, CutCost]] = no_cut_costs
+    # gives the function that the run writes its records with, from the one that appends to the file
     recording: Callable[[Write], Write] = plain
-    mark: str = ""
+    mark: str = ""  # stands in the run's id, after the method's name
+    # what the pieces of a device's task cost on the reference whose time it keeps
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
-    held_server: HeldTo | None = None
-    speed: str = HOST
-    host_index: Callable[[], HostIndex] | None = None
-    world: World = msgspec.field(default_factory=World)
+    held_server: HeldTo | None = None  # the same of the server; None: it keeps none
+    speed: str = HOST  # name of that reference, or `host`
+    host_index: Callable[[], HostIndex] | None = None  # measures how fast the host is; None: it does not matter
+    world: World = msgspec.field(default_factory=World)  # what checkpoints hold of it

@@ -32,29 +32,19 @@ def quiet(line: str) -> None:
 
 
 class ExperimentRequest(msgspec.Struct, frozen=True):
-    """An experiment that is asked for, real or simulated.
-
-    Attributes:
-        path: of the experiment file; paths in it are relative to its folder.
-        runs: the folder in which the runs' folders are made.
-        series: id that all runs of the experiment share; "": a new one is made.
-        begun: folders of runs to go on with, by the method's place in the experiment's list; after the runs of the
-            first part (`Experiment.parts`) come those of the next.
-        finished: folders of runs that have ended and stay as they are, by the same places.
-        setting: of a part: its values of the swept keys.
-        first_place: of a part: the place of its first method among all runs of the experiment.
-        part_count: how many parts the experiment has.
-    """
+    """An experiment that is asked for, real or simulated."""
 
     experiment: Experiment
-    path: Path
-    runs: Path
-    series: str = ""
+    path: Path  # of the experiment file; paths in it are relative to its folder
+    runs: Path  # the folder in which the runs' folders are made
+    series: str = ""  # id that all runs of the experiment share; "": a new one is made
+    # folders of runs to go on with, by the method's place in the experiment's list; after the runs of the first part
+    # (`Experiment.parts`) come those of the next
     begun: Mapping[int, Path] = {}
-    finished: Mapping[int, Path] = {}
-    setting: Setting = {}
-    first_place: int = 0
-    part_count: int = 1
+    finished: Mapping[int, Path] = {}  # folders of runs that have ended and stay as they are, by the same places
+    setting: Setting = {}  # of a part: its values of the swept keys
+    first_place: int = 0  # of a part: the place of its first method among all runs of the experiment
+    part_count: int = 1  # how many parts the experiment has
 
     @property
     def over(self) -> list[Path]:
@@ -96,20 +86,14 @@ def parts(request: R) -> Iterator[R]:
 
 
 class Request(ExperimentRequest, frozen=True):
-    """An experiment to run on devices.
+    """An experiment to run on devices."""
 
-    Attributes:
-        backend: overrides that of the fleet file.
-        own_broker: of the user's own broker.
-        allow_uncalibrated: run although the calibration fails.
-        each_piece: record the CPU time of every piece of the devices' work, as a recording of a reference needs it.
-        plan: folder of a run whose recorded assignments the devices get, instead of what the method would plan.
-    """
-
-    backend: str | None = None
-    own_broker: OwnBroker | None = None
-    allow_uncalibrated: bool = False
+    backend: str | None = None  # overrides that of the fleet file
+    own_broker: OwnBroker | None = None  # of the user's own broker
+    allow_uncalibrated: bool = False  # run although the calibration fails
+    # folder of a run whose recorded assignments the devices get, instead of what the method would plan
     plan: Path | None = None
+    # record the CPU time of every piece of the devices' work, as a recording of a reference needs it
     each_piece: bool = False
 
     def on(self, backend: str | None, broker: OwnBroker | None, *, allow_uncalibrated: bool) -> Request:
@@ -120,11 +104,7 @@ class Request(ExperimentRequest, frozen=True):
 
 class Watch:
     """Is told about runs. This one writes a line per round, per device that fails, per step of the scenario, and per
-    round that the host disturbed.
-
-    Attributes:
-        listeners: are told every record too, after `record`.
-    """
+    round that the host disturbed. `listeners`: are told every record too, after `record`."""
 
     def __init__(self, notify: Notify = quiet) -> None:
         self.notify = notify
@@ -136,11 +116,8 @@ class Watch:
         self.notify(f"run {folder.name}: {method}")
 
     def record(self, folder: Path, record: Record) -> None:
-        """Called with every record as it is written. The run waits for it, so it must return at once.
-
-        Args:
-            folder: of the run; interleaved runs write in turns.
-        """
+        """Called with every record as it is written. The run waits for it, so it must return at once. `folder`: of the
+        run; interleaved runs write in turns."""
         line = failure_line(record) or disturbed_line(record) or scenario_line(record)
         if line is not None:
             self.notify(line)

@@ -12,12 +12,13 @@ from edgebed.errors import UsageError
 from orchestrator.experiment import MOST_PARTS, Experiment, Overrides, Training, load
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.records.types import SIMULATED
-from orchestrator.rounds.progress import Progress
+from orchestrator.rounds.progress import ROUNDED_S, Progress
 from orchestrator.runs.folder import RunFolder, Series, backend_of
 from orchestrator.runs.request import Request
 
 CHANGEABLE = (
     "training.rounds",
+    "training.budget_s",
     "training.target_accuracy",
     "training.stop_at_target",
     "training.deadline_s",
@@ -29,7 +30,7 @@ CHANGEABLE = (
 """Keys that may be changed: how long the run is, and how long it waits for devices. The trained weights depend on all
 others."""
 
-SIMULATION_CHANGEABLE = ("training.rounds", "training.stop_at_target")
+SIMULATION_CHANGEABLE = ("training.rounds", "training.budget_s", "training.stop_at_target")
 """The same of a simulation, which goes on to the same records."""
 
 
@@ -84,9 +85,10 @@ def resume_request(folder: Path, overrides: Overrides | None = None) -> Request:
     finished = {place: each.path for place, each in members.items() if is_finished(each, trainings[place // count])}
     if len(finished) == count * len(trainings):
         reached = [_reached(each.progress(), trainings[place // count]) for place, each in members.items()]
+        key = "rounds" if after.training.budget_s is None else "budget_s"
         raise UsageError(
             f"{folder.name} is finished: {'; '.join(dict.fromkeys(reached))}",
-            hint=f"--resume {folder.name} --set training.rounds={2 * after.training.rounds} extends it"
+            hint=f"--resume {folder.name} --set training.{key}={2 * getattr(after.training, key):g} extends it"
             + (", with training.stop_at_target=false beyond its target" if after.training.stop_at_target else ""),
         )
     return Request(
@@ -110,10 +112,14 @@ def dilation_of(request: Request) -> str | float:
 
 
 def is_finished(files: RunFolder, training: Training) -> bool:
-    """Whether a run has ended, and has no rounds left under these settings."""
+    """Whether a run has ended, and has no rounds or seconds left under these settings."""
     progress = files.progress()
     reached = training.stop_at_target and progress.accuracy >= training.target_accuracy
-    return files.ending() == "finished" and (progress.round >= training.rounds or reached)
+    return files.ending() == "finished" and (progress.round >= training.rounds or reached or _spent(progress, training))
+
+
+def _spent(run: Progress, training: Training) -> bool:
+    return training.budget_s is not None and run.spent_s >= training.budget_s - ROUNDED_S
 
 
 def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:
@@ -155,4 +161,6 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
 def _reached(run: Progress, training: Training) -> str:
     if run.round >= training.rounds:
         return f"{training.rounds} of {training.rounds} rounds"
+    if _spent(run, training):
+        return f"its budget of {training.budget_s:g} s spent in round {run.round}"
     return f"its target reached in round {run.round} of {training.rounds}"

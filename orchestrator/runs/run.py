@@ -46,11 +46,7 @@ from orchestrator.training.server import HalfTrainer
 
 
 class MethodRun:
-    """One method on one platform.
-
-    Attributes:
-        folder: made, with the resolved experiment in it, by the constructor.
-    """
+    """One method on one platform. `folder`: made, with the resolved experiment in it, by the constructor."""
 
     def __init__(self, request: RunRequest, platform: Platform, watch: Watch) -> None:
         self._request, self._platform, self._watch = request, platform, watch
@@ -363,11 +359,8 @@ class MethodRun:
 
 
 def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:
-    """The experiment's model, as `method` wants it, with the weights that the seed gives.
-
-    Args:
-        path: of the experiment file, for messages.
-    """
+    """The experiment's model, as `method` wants it, with the weights that the seed gives. `path`: of the experiment
+    file, for messages."""
     spec = experiment.model if method is None else method.model_spec(experiment.model)
     plugin = MODELS.create(spec, f"{path}: model")
     return seeded(lambda: plugin.build(prepared.task), experiment.training.seed)

@@ -215,12 +215,9 @@ def _idle_shards(names: list[str], folder: Path) -> dict[str, Path]:
 
 
 async def run_experiment(request: Request, watch: Watch) -> list[Path]:
-    """Run every method of an experiment on the same standing fleet, setting by setting and seed by seed; returns
-    the run folders.
-
-    Raises:
-        EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet starts.
-    """
+    """Run every method of an experiment on the same standing fleet, setting by setting and seed by seed; returns the
+    run folders. Raises EdgebedError: with cause and hint. Mistakes in the experiment are found before the fleet
+    starts."""
     folders = [part.over or await _run_part(part, watch) for part in parts(request)]
     return [folder for found in folders for folder in found]
 
@@ -289,11 +286,7 @@ async def run_methods(
     trainer: TrainerProcess | None = None,
 ) -> list[Path]:
     """Run every method of the experiment on a standing fleet, one after the other or interleaved. Returns the run
-    folders in the order of the methods.
-
-    Args:
-        trainer: a process that has been started. Default: one for this call.
-    """
+    folders in the order of the methods. `trainer`: a process that has been started. Default: one for this call."""
     async with contextlib.AsyncExitStack() as stack:
         if trainer is None:
             trainer = await stack.enter_async_context(TrainerProcess.started())

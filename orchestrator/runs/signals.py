@@ -58,10 +58,8 @@ def run_to_end(work: Coroutine[Any, Any, T], notify: Callable[[str], None] = _te
     """Run `work`. The first signal cancels it; later ones disturb neither its clean-up nor the messages after it.
 
     A worker thread that does not end would keep the process for ever, so the process is ended then, with the threads'
-    stacks and the exit code of a RunError.
-
-    Raises:
-        KeyboardInterrupt: a signal has ended the work, and it has cleaned up.
+    stacks and the exit code of a RunError. Raises KeyboardInterrupt: a signal has ended the work, and it has cleaned
+    up.
     """
     end = _End(notify)
     late = threading.Timer(CLOSE_S, _leave)

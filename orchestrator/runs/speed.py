@@ -43,11 +43,8 @@ SMALL_TASK = Assignment(
 
 
 def at_wanted_speed(spec: FleetSpec) -> FleetSpec:
-    """The fleet with the speed that its file wants, as the reference loop tells it. Runs the loop for a moment.
-
-    Raises:
-        UsageError: there is no such reference, or a device cannot be held to it.
-    """
+    """The fleet with the speed that its file wants, as the reference loop tells it. Runs the loop for a moment. Raises
+    UsageError: there is no such reference, or a device cannot be held to it."""
     name = spec.wanted_speed.partition(" ")[2].strip()
     if not name:
         check_spread(spec.spread, None)
@@ -80,11 +77,7 @@ def before_measuring(fleets: Sequence[FleetSpec], backend: str, dilation: str | 
 async def measured_speed(
     controller: FleetController, task: Assignment | None, notify: Callable[[str], None]
 ) -> FleetSpec:
-    """The fleet with what its devices need to keep their reference's time.
-
-    Args:
-        task: of the experiment.
-    """
+    """The fleet with what its devices need to keep their reference's time. `task`: of the experiment."""
     spec = controller.spec
     by = await asyncio.to_thread(yardstick, spec.speed.reference, task, controller.limits)
     if by is None:
@@ -115,11 +108,7 @@ def whole_task(experiment: Experiment, task: LearningTask) -> Assignment:
 
 def yardstick(name: str, task: Assignment | None, limits: Mapping[str, Limits]) -> Yardstick | None:
     """By what devices are measured: the task, or the small one where the slowest device takes too long for a batch of
-    it. None: the reference does not know what such batches cost.
-
-    Args:
-        name: of the reference; `limits`: in force.
-    """
+    it. None: the reference does not know what such batches cost. `name`: of the reference; `limits`: in force."""
     costs, slowest = TaskCosts(load_reference(name)), min(each.cpus for each in limits.values())
     found = [
         Yardstick(msgspec.structs.replace(each, steps=10**6), kinds)
@@ -130,39 +119,24 @@ def yardstick(name: str, task: Assignment | None, limits: Mapping[str, Limits]) 
 
 
 def measured_index(name: str = "", seconds: float = INDEX_S) -> HostIndex:
-    """How fast this host is now.
-
-    Args:
-        name: of the reference that it is compared with; "": one that comes with Edgebed.
-    """
+    """How fast this host is now. `name`: of the reference that it is compared with; "": one that comes with Edgebed."""
     reference, found = load_reference(name or USUAL), loop_times(seconds)
     index = reference.index_s / found.s
     return HostIndex(reference.name, index, index * found.error_s / found.s, found.drift)
 
 
 class KeptSpeed(msgspec.Struct, frozen=True):
-    """What a fleet is held to.
+    """What a fleet is held to."""
 
-    Attributes:
-        name: of the reference, or `host`.
-        costs: of the pieces of a device's task on it; {}: devices keep no reference's time.
-        server: the same of a server with CPUs of its own; None: it keeps none.
-    """
-
-    name: str = HOST
+    name: str = HOST  # of the reference, or `host`
+    # of the pieces of a device's task on it; {}: devices keep no reference's time
     costs: Callable[[str, Assignment], dict[str, Cost]] = no_costs
-    server: HeldTo | None = None
+    server: HeldTo | None = None  # the same of a server with CPUs of its own; None: it keeps none
 
 
 def kept_speed(spec: FleetSpec, cpus: Mapping[str, float]) -> KeptSpeed:
-    """Reads the reference, if there is one, once.
-
-    Args:
-        cpus: of the devices, as they are when a task is sent.
-
-    Raises:
-        UsageError: as `load_reference`.
-    """
+    """Reads the reference, if there is one, once. `cpus`: of the devices, as they are when a task is sent. Raises
+    UsageError: as `load_reference`."""
     speed = spec.speed
     if not speed.reference:
         return KeptSpeed()

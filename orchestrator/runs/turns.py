@@ -16,17 +16,11 @@ import msgspec
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One method plays one round.
+    """One method plays one round."""
 
-    Attributes:
-        place: of the method among those that alternate.
-        block: name of the block; equal for all methods that play the same round on the same standing fleet.
-        position: in the block, from 0, of `of` methods that still play.
-    """
-
-    place: int
-    block: str
-    position: int
+    place: int  # of the method among those that alternate
+    block: str  # name of the block; equal for all methods that play the same round on the same standing fleet
+    position: int  # in the block, from 0, of `of` methods that still play
     of: int
 
 

@@ -73,11 +73,8 @@ class DueStep(msgspec.Struct, frozen=True):
 
 
 def planned_events(scenario: Scenario, seed: int, profiles: Mapping[str, str]) -> tuple[Planned, ...]:
-    """Every event on every device that it happens to, in the order of the events.
-
-    Args:
-        profiles: by device, the name of its profile.
-    """
+    """Every event on every device that it happens to, in the order of the events. `profiles`: by device, the name of
+    its profile."""
     planned = []
     for number, event in enumerate(scenario.events):
         rng = random.Random(f"{seed}/scenario/{number}")

@@ -54,18 +54,12 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Playback(msgspec.Struct, frozen=True):
-    """A trace that plays on a device. Step n is sample n modulo their number.
-
-    Attributes:
-        start_s: when it begins to play.
-        offset_s: where in the trace it begins; less than its length.
-        loop: whether it begins again at its end.
-    """
+    """A trace that plays on a device. Step n is sample n modulo their number."""
 
     trace: Trace
-    start_s: float
-    offset_s: float = 0.0
-    loop: bool = True
+    start_s: float  # when it begins to play
+    offset_s: float = 0.0  # where in the trace it begins; less than its length
+    loop: bool = True  # whether it begins again at its end
 
     @property
     def first_step(self) -> int:
@@ -92,14 +86,7 @@ def trace_of(times: Sequence[float], samples: Sequence[Sample], length_s: float)
 
 
 def parse_csv(text: str, name: str) -> Trace:
-    """Parse a CSV file.
-
-    Args:
-        name: of the file, for messages.
-
-    Raises:
-        UsageError: with the line.
-    """
+    """Parse a CSV file. `name`: of the file, for messages. Raises UsageError: with the line."""
     lines = _lines(text)
     header = next(lines, None)
     if header is None:

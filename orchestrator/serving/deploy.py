@@ -35,8 +35,7 @@ from edgebed.wire.codecs import encode_tensors
 from edgebed.wire.messages import Assignment, Task
 from edgebed.wire.order import assignment_seed
 from edgebed.wire.settings import Arrivals, Codec
-from orchestrator.experiment import Experiment
-from orchestrator.files.yaml_file import convert, load_yaml
+from orchestrator.experiment import Experiment, load
 from orchestrator.rounds.bounds import upload_bytes
 from orchestrator.runs.data import data_root, located, validation_of
 from orchestrator.runs.folder import RunFolder
@@ -79,13 +78,13 @@ class Service(msgspec.Struct):
 
 
 def load_trained(folder: Path) -> TrainedRun:
-    """Read a run's last checkpoint and choose the thresholds.
+    """Read a run's last checkpoint and choose the thresholds. The run's copies of its plug-ins are used from then on.
 
     Raises:
         UsageError: not a run, or its method trains no exits, or it has no checkpoint yet.
     """
     files = RunFolder(folder)
-    experiment = convert(load_yaml(files.experiment), Experiment, files.experiment)
+    experiment = load(files.experiment)
     method = METHODS.create(experiment.methods[0], f"{files.experiment}: methods[0]")
     if not isinstance(method, Deployable):
         raise UsageError(

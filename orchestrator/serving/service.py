@@ -13,10 +13,12 @@ import msgspec
 
 from edgebed.errors import UsageError
 from edgebed.pacing import HOST
+from edgebed.plugin_code import write_plugins
 from orchestrator.boards.members import with_facts
 from orchestrator.broker.own import OwnBroker
 from orchestrator.experiment import Experiment
 from orchestrator.files.output import replace, try_folder
+from orchestrator.files.plugged import codes_of
 from orchestrator.fleet.control.controller import FleetController
 from orchestrator.fleet.ownership import OwnedFolder
 from orchestrator.fleet.spec.profile import FleetSpec, load_fleet
@@ -83,6 +85,9 @@ async def serve(
     _check_names(trained, spec)
     check_speed(experiment, spec, notify)
     with OwnedFolder("edgebed-serve-") as folder:
+        plugins = folder / "plugins" if (codes := codes_of(experiment.plugins)) else None
+        if plugins:
+            write_plugins(codes, plugins)
         async with session.standing_fleet(
             spec,
             backend=request.backend,
@@ -92,6 +97,7 @@ async def serve(
             heartbeat_s=experiment.training.heartbeat_s,
             grain=experiment.grain,
             notify=notify,
+            plugins=plugins,
         ) as controller:
             calibration = await session.calibrate_fleet(controller, request.allow_uncalibrated, notify)
             return await serve_on(request, trained, controller, calibration.passed, watch)

@@ -72,22 +72,15 @@ def cost_model(
 
 
 class SimulationRequest(ExperimentRequest, frozen=True):
-    """A simulation that is asked for.
+    """A simulation that is asked for."""
 
-    Attributes:
-        devices: number of devices, with the profiles of the fleet in turn; None: those of the fleet.
-        accelerator: cpu or cuda.
-        built: the agents have built the model already, as on a fleet that has carried out another run.
-        checkpoint_s: least seconds of wall time between two checkpoints; None: as many as keep them cheap.
-        file: of the runs that go on; None: all runs are new.
-        learned: nothing is trained, and the only method of the experiment has these accuracies, test by test.
-    """
-
-    devices: int | None = None
-    accelerator: str = "cpu"
-    built: bool = False
+    devices: int | None = None  # number of devices, with the profiles of the fleet in turn; None: those of the fleet
+    accelerator: str = "cpu"  # cpu or cuda
+    built: bool = False  # the agents have built the model already, as on a fleet that has carried out another run
+    # least seconds of wall time between two checkpoints; None: as many as keep them cheap
     checkpoint_s: float | None = None
-    file: SimulationFile | None = None
+    file: SimulationFile | None = None  # of the runs that go on; None: all runs are new
+    # nothing is trained, and the only method of the experiment has these accuracies, test by test
     learned: Sequence[float] | None = None
 
 

@@ -48,11 +48,8 @@ class Flops:
 
 
 class Operations:
-    """FedPMT's count for a network of convolutions and fully connected layers, one layer per stage.
-
-    Raises:
-        UsageError: the model has another structure.
-    """
+    """FedPMT's count for a network of convolutions and fully connected layers, one layer per stage. Raises UsageError:
+    the model has another structure."""
 
     def __init__(self, model: StagedModel) -> None:
         self._model = model

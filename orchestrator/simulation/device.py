@@ -31,19 +31,12 @@ T = TypeVar("T")
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """What a device still does of a task that is no longer wanted: the step in hand, and what is on its link.
+    """What a device still does of a task that is no longer wanted: the step in hand, and what is on its link."""
 
-    Attributes:
-        working: it begins no other task before the step is done.
-        cpu_s: CPU seconds of that step; None: it waits for what is on the link.
-        transfers: bytes that the link has still to carry, by transfer.
-        phase: in which it does so, and the id of the task.
-    """
-
-    working: bool
-    cpu_s: float | None
-    transfers: list[int]
-    phase: tuple[str, str]
+    working: bool  # it begins no other task before the step is done
+    cpu_s: float | None  # CPU seconds of that step; None: it waits for what is on the link
+    transfers: list[int]  # bytes that the link has still to carry, by transfer
+    phase: tuple[str, str]  # in which it does so, and the id of the task
 
 
 class SimulatedDevice:
@@ -94,11 +87,8 @@ class SimulatedDevice:
         return busy_ns, length_ns - busy_ns, int(length_ns > busy_ns)
 
     def change(self, connected: bool) -> None:
-        """Limits or condition have changed: work and transfers in hand go on as they now are.
-
-        Args:
-            connected: whether the agent runs and its link is up.
-        """
+        """Limits or condition have changed: work and transfers in hand go on as they now are. `connected`: whether the
+        agent runs and its link is up."""
         self._connected = self._down.open = self._up.open = connected
         for each in (self._down, self._up, self._cpu):
             each.changed()

@@ -222,11 +222,8 @@ class SimulatedFleet(RunFleet):
     # ---- the driver's endpoint ----
 
     async def send(self, peer: str, header: Header, body: bytes | bytearray) -> Sent:
-        """As `TransferEndpoint.send`: returns when the device has acknowledged the transfer.
-
-        Raises:
-            TransferError: the device was forgotten meanwhile.
-        """
+        """As `TransferEndpoint.send`: returns when the device has acknowledged the transfer. Raises TransferError: the
+        device was forgotten meanwhile."""
         begun = now_ns()
         if isinstance(header, Task):
             self._halves.expect(header.assignment, body)

@@ -14,11 +14,7 @@ from orchestrator.scenario.files import listed
 
 
 def in_new_words(experiment: Experiment, path: Path, notify: Callable[[str], None]) -> Experiment:
-    """The experiment in the words of this version. Tells what to write instead.
-
-    Args:
-        path: of the experiment file.
-    """
+    """The experiment in the words of this version. Tells what to write instead. `path`: of the experiment file."""
     if experiment.simulation.cost == "reference":
         notify(
             f"{path}: simulation.cost: reference is an old word, which the next version refuses; write timed, or name "

@@ -41,11 +41,8 @@ def _end(sleeper: asyncio.Future[bool], changed: bool) -> None:
 
 
 class Cpu:
-    """Gives a device's training its CPU time, one piece of work at a time.
-
-    Args:
-        cpus: that the device has now; 0 while it stands still.
-    """
+    """Gives a device's training its CPU time, one piece of work at a time. `cpus`: that the device has now; 0 while it
+    stands still."""
 
     def __init__(self, cpus: Callable[[], float]) -> None:
         self._cpus, self._pace = cpus, Pace()

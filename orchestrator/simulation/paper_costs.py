@@ -15,44 +15,14 @@ from edgebed.methods.base import CutCost
 from edgebed.models.costs import size_bytes
 from edgebed.models.learning import task_at
 from edgebed.models.staged import StagedModel
-from edgebed.pacing import HOST
-from edgebed.wire.messages import Assignment, Cost, Header
+from edgebed.wire.messages import Assignment, Cost
 from edgebed.wire.settings import Codec
 from orchestrator.references.work_laws import WorkLaws
-from orchestrator.simulation.costs import BatchCost
+from orchestrator.simulation.costs import BatchCost, CostModel
 from orchestrator.simulation.counts import Flops, Operations
-from orchestrator.simulation.link import LinkCost, wire_bytes
-from orchestrator.training.slot import HeldTo
 
 
-class DeclaredLinks:
-    """A cost model in which transfers take time, at the declared rates, and no work does."""
-
-    kind = ""
-    speed = HOST
-    held_server: HeldTo | None = None
-    laws: WorkLaws | None = None
-
-    def task_costs(self, assignment: Assignment) -> dict[str, Cost]:
-        return {}
-
-    def cut_costs(self, model: StagedModel) -> dict[int, CutCost]:
-        return {}
-
-    def piece_s(self, assignment: Assignment, kind: str, size: int) -> float:
-        return 0.0
-
-    def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:
-        return 0.0
-
-    def transfer_bytes(self, assignment: Assignment, header: Header, size: int) -> int:
-        return wire_bytes(header, size)
-
-    def link(self, latency_ms: float, rate_bit_s: int) -> LinkCost:
-        return LinkCost(latency_ms / 1e3, 8 / rate_bit_s)
-
-
-class PaperCosts(DeclaredLinks, ABC):
+class PaperCosts(CostModel, ABC):
     """The common part of the papers' cost models: batches and the server's steps take time, nothing else does."""
 
     @abstractmethod
@@ -83,11 +53,8 @@ BYTES = {"float32": 4, "float16": 2, "uint8": 1}
 
 
 def cut_cost(model: StagedModel, cut: int, samples: float, codec: Codec, device_s: float, server_s: float) -> CutCost:
-    """The costs of a cut with a batch of so many samples.
-
-    Args:
-        device_s, server_s: seconds of that batch on both sides.
-    """
+    """The costs of a cut with a batch of so many samples. `device_s`, `server_s`: seconds of that batch on both
+    sides."""
     weights, elements = model.weights(), math.prod(model.feature_shape(cut))
     return CutCost(
         cut=cut,
@@ -121,10 +88,8 @@ class TimedCosts(PaperCosts):
 class FlopCosts(PaperCosts):
     """S²FL eq. 1: (2|W_c| + 2pq) / R + F_c / Comp_c + F_s / Comp_s, with `device_flops` for each CPU.
 
-    The method's own transfers are counted: weights down and up, features up, gradients down.
-
-    Args:
-        batch_size, codec: of the run, with which the cuts are profiled; 0: they are measured.
+    The method's own transfers are counted: weights down and up, features up, gradients down. `batch_size`, `codec`: of
+    the run, with which the cuts are profiled; 0: they are measured.
     """
 
     kind = "flops"

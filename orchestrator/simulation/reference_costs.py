@@ -10,17 +10,14 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost
 from orchestrator.references.reference import Reference
 from orchestrator.references.task_costs import TaskCosts
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.link import LinkCost
-from orchestrator.simulation.paper_costs import DeclaredLinks
 from orchestrator.training.slot import HeldTo
 
 
-class ReferenceCosts(DeclaredLinks):
-    """The tasks say what their pieces cost, as those of real devices that are held to the reference.
-
-    Args:
-        spread: as for `TaskCosts`.
-    """
+class ReferenceCosts(CostModel):
+    """The tasks say what their pieces cost, as those of real devices that are held to the reference. `spread`: as for
+    `TaskCosts`."""
 
     def __init__(self, reference: Reference, *, spread: bool = False) -> None:
         self.kind, self.speed = f"reference {reference.name}", reference.name

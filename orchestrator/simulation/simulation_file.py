@@ -14,24 +14,18 @@ from orchestrator.simulation.batched import BUDGET_BYTES, memory_bytes
 
 
 class SimulationFile(msgspec.Struct, frozen=True):
-    """What the bits and costs of a simulation depend on.
+    """What the bits and costs of a simulation depend on."""
 
-    Attributes:
-        devices, built: as in `SimulationRequest`.
-        torch, simd: torch's version, and the instructions of the CPU that it uses.
-        memory_bytes: that devices which train together may take (`batched.memory_bytes`).
-        reference: whose costs they are; None: of none.
-        calibration: older versions took costs from one, and no run goes on with it.
-    """
-
+    # `torch`, `simd`: torch's version, and the instructions of the CPU that it uses
     torch: str
     simd: str
     accelerator: str
+    # `devices`, `built`: as in `SimulationRequest`
     devices: int | None = None
     built: bool = False
-    memory_bytes: int = BUDGET_BYTES
-    reference: Reference | None = None
-    calibration: None = None
+    memory_bytes: int = BUDGET_BYTES  # that devices which train together may take (`batched.memory_bytes`)
+    reference: Reference | None = None  # whose costs they are; None: of none
+    calibration: None = None  # older versions took costs from one, and no run goes on with it
 
 
 def file_now(

@@ -38,11 +38,7 @@ MEASURED_BATCH = 20
 
 class ModelPair:
     """A small network and the larger one that it stands for: maps cuts of the small one to cuts of the larger one, and
-    compares their sizes.
-
-    Raises:
-        UsageError: the two are not cut alike.
-    """
+    compares their sizes. Raises UsageError: the two are not cut alike."""
 
     def __init__(self, small: StagedModel, large: StagedModel) -> None:
         self.small, self.large = small, large
@@ -197,11 +193,8 @@ class SurrogateCosts(PaperCosts):
 def surrogate_costs(
     experiment: Experiment, wanted: Surrogate, small: StagedModel, samples: Sequence[int]
 ) -> SurrogateCosts:
-    """The cost model for an experiment with `as_if`. `samples`: number of training samples of each device.
-
-    Raises:
-        UsageError: the larger network cannot be built, counted, or cut like the small one.
-    """
+    """The cost model for an experiment with `as_if`. `samples`: number of training samples of each device. Raises
+    UsageError: the larger network cannot be built, counted, or cut like the small one."""
     plugin = MODELS.create(wanted.model, "simulation.as_if.model")
     large = seeded(lambda: plugin.build(LearningTask(tuple(wanted.input_shape), wanted.classes)), 0)
     return SurrogateCosts(

@@ -46,11 +46,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def copy_of(it: object, context: Context | None = None) -> Tensor:
-    """A pickle as bytes of a tensor (uint8), without the context.
-
-    Raises:
-        RunError: it holds something that cannot be copied.
-    """
+    """A pickle as bytes of a tensor (uint8), without the context. Raises RunError: it holds something that cannot be
+    copied."""
     for attempts_left in reversed(range(ATTEMPTS)):
         file = io.BytesIO()
         try:

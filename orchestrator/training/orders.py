@@ -34,17 +34,12 @@ class KeepData(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    """Train so many halves at once from now on. Sent before the first halves are made.
-
-    Attributes:
-        paced_cpus: of each slot: answers of halves come no earlier than it could give them; 0: at once.
-        period_s: of the quota.
-        index: CPU seconds of the reference to which the slots are held for one of this host; 0: to their own CPU time.
-    """
+    """Train so many halves at once from now on. Sent before the first halves are made."""
 
     slots: int
-    paced_cpus: float = 0.0
-    period_s: float = LATE_S
+    paced_cpus: float = 0.0  # of each slot: answers of halves come no earlier than it could give them; 0: at once
+    period_s: float = LATE_S  # of the quota
+    # CPU seconds of the reference to which the slots are held for one of this host; 0: to their own CPU time
     index: float = 0.0
 
 

@@ -53,11 +53,8 @@ class Parcel(msgspec.Struct, Generic[H]):
 
 
 def send(to: socket.socket, head: msgspec.Struct, groups: Groups | None = None) -> None:
-    """Copy the tensors into shared memory and send it. Waits while the socket's queue is full.
-
-    Raises:
-        OSError: the other process has ended, or memory is short.
-    """
+    """Copy the tensors into shared memory and send it. Waits while the socket's queue is full. Raises OSError: the
+    other process has ended, or memory is short."""
     file = os.memfd_create("edgebed-parcel", os.MFD_CLOEXEC)
     try:
         _fill(file, head, groups or {})
@@ -67,14 +64,9 @@ def send(to: socket.socket, head: msgspec.Struct, groups: Groups | None = None) 
 
 
 def receive(at: socket.socket, kind: type[H] | Any, flags: int = 0) -> Parcel[H] | None:
-    """The next parcel, with a head of this type; None if the other process has closed the socket.
-
-    Args:
-        flags: of `recvmsg`; with `MSG_DONTWAIT` it raises BlockingIOError where nothing has arrived.
-
-    Raises:
-        OSError: this process may have no more open files.
-    """
+    """The next parcel, with a head of this type; None if the other process has closed the socket. `flags`: of
+    `recvmsg`; with `MSG_DONTWAIT` it raises BlockingIOError where nothing has arrived. Raises OSError: this process may
+    have no more open files."""
     data, files, _, _ = socket.recv_fds(at, 1, 1, flags | socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None

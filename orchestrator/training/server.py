@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -34,12 +34,6 @@ NICENESS = 10
 
 Step = tuple[Replies, int, int, Spent | None]
 """Replies by device, start and end in nanoseconds of the run's clock, and what a paced server spent on it."""
-
-RunStep = Callable[[ServerHalf, Mapping[str, Weights]], Awaitable[Step]]
-"""Runs one step of a half."""
-
-ReadHalf = Callable[[ServerHalf], Awaitable[tuple[Weights, Spent | None]]]
-"""The weights of a half that has made all its steps, and what a paced server spent on reading them."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -67,10 +61,8 @@ class Reading(msgspec.Struct, frozen=True):
 class HalfTrainer(ABC):
     """The server halves of one round at a time. Used from one event loop. Where the halves are, a derived class says.
 
-    `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait.
-
-    Attributes:
-        made: what a paced server spent on making the halves of the round.
+    `submit` holds the tensors until their step is done, so the caller must limit how many uploads wait. `made`: what a
+    paced server spent on making the halves of the round.
     """
 
     made: Spent | None = None
@@ -90,7 +82,7 @@ class HalfTrainer(ABC):
 
     @abstractmethod
     async def read_weights(self, half: ServerHalf) -> tuple[Weights, Spent | None]:
-        """As `ReadHalf`."""
+        """The weights of a half that has made all its steps, and what a paced server spent on reading them."""
 
     async def open(self, method: Method, weights: Weights, assignments: Mapping[str, Assignment]) -> set[str]:
         """Make the server halves of a round, and start it. Returns the devices that have a half."""
@@ -102,7 +94,7 @@ class HalfTrainer(ABC):
         """Start a round. Uploads that still wait from the last round end without a result."""
         for queue in self._queues.values():
             queue.end()
-        queues = [_HalfQueue(half, self.run_step, self.read_weights) for half in halves]
+        queues = [_HalfQueue(half, self) for half in halves]
         self._queues = {device: queue for queue in queues for device in queue.half.devices}
 
     async def submit(self, device: str, batch: int, tensors: Weights) -> StepResult | None:
@@ -248,9 +240,8 @@ class _Seat(msgspec.Struct):
 class _HalfQueue:
     """One server half: its devices' uploads in order, and at most one running step."""
 
-    def __init__(self, half: ServerHalf, run_step: RunStep, read_weights: ReadHalf) -> None:
-        self.half, self.busy_ns = half, 0
-        self._run_step, self._read_half = run_step, read_weights
+    def __init__(self, half: ServerHalf, trainer: HalfTrainer) -> None:
+        self.half, self.busy_ns, self._trainer = half, 0, trainer
         self._seats = {device: _Seat() for device in half.devices}
         self._errors: dict[str, EdgebedError] = {}
         self._running: asyncio.Task[None] | None = None
@@ -319,7 +310,7 @@ class _HalfQueue:
     async def _step(self, used: dict[str, _Waiting]) -> None:
         uploads = {device: waiting.tensors for device, waiting in used.items()}
         try:
-            replies, start_ns, end_ns, spent = await self._run_step(self.half, uploads)
+            replies, start_ns, end_ns, spent = await self._trainer.run_step(self.half, uploads)
         except Exception as error:
             self._break(named(error, self.half.devices), used.values())
         else:
@@ -363,7 +354,7 @@ class _HalfQueue:
 
     async def _read_weights(self) -> Weights:
         start_ns = now_ns()
-        weights, spent = await self._read_half(self.half)
+        weights, spent = await self._trainer.read_weights(self.half)
         self._reading = Reading(start_ns, now_ns(), tuple(self._seats), spent)
         if why := unfit(weights):
             devices = ", ".join(self.half.devices)

@@ -21,15 +21,11 @@ their costs; None where no costs are known."""
 
 
 class HeldTo(msgspec.Struct, frozen=True):
-    """The reference to which a server is held.
+    """The reference to which a server is held."""
 
-    Attributes:
-        costs: what the pieces of a device's half cost there, by kind: of a method's name and the assignment.
-        index: CPU seconds of the reference for one of this host, for the rest.
-    """
-
+    # what the pieces of a device's half cost there, by kind: of a method's name and the assignment
     costs: Callable[[str, Assignment], dict[str, Cost]]
-    index: float
+    index: float  # CPU seconds of the reference for one of this host, for the rest
 
     def halves(self, method: str, assignments: Mapping[str, Assignment]) -> dict[str, dict[str, Cost]]:
         """The costs by device."""
@@ -45,11 +41,7 @@ class Slot:
 
     def carry_out(self, arrived_s: float, piece: Piece[T]) -> tuple[T, Spent]:
         """Do a piece of work, and return when a server of the slot's CPUs would have done it. It begins when the order
-        arrived, or where the piece before ended.
-
-        Args:
-            arrived_s: clock seconds.
-        """
+        arrived, or where the piece before ended. `arrived_s`: clock seconds."""
         self._pacer.idle_until(arrived_s)
         result, samples, known = piece()
         before, self._counted_s = self._counted_s, time.thread_time()

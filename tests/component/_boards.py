@@ -24,8 +24,8 @@ from edgebed.wire.boards import Token
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.members import Taken, claimed
 from orchestrator.boards.registry import Store
-from orchestrator.boards.service import ServeRequest, serve
-from orchestrator.boards.service_folder import Live, ServiceFolder
+from orchestrator.boards.service import serve
+from orchestrator.boards.service_folder import Live, ServiceFolder, Where
 from tests.broker_address import free_port
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ class Lab:
         self.port, self.mqtt_port = free_port(), free_port()
         self.store, self.said = Store(self.place), list[str]()
         self.service = Service(HOST, self.port)
-        self.request = ServeRequest((HOST,), HOST, self.port, self.mqtt_port)
+        self.request = Where((HOST,), self.port, self.mqtt_port, HOST)
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 import yaml
 
+from tests import warm
 from tests.docs_blocks import ROOT, Block
 from tests.e2e.cli import NO_CALIBRATION
 from tests.hangs import run
 
-SMALL = ("data.train_samples=60", "data.test_samples=30", "training.batch_size=8", "training.max_batches=1")
 ADDED, CHANGED = " (added)", " (changed keys)"
 
-EDGEBED = """#!{python}
+EDGEBED = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.component._docs_shell import quick
+from tests.component._docs_quick import quick
 sys.argv = ["edgebed", *quick(sys.argv[1:], {rounds})]
 {no_calibration}
 from orchestrator.cli import main
@@ -41,22 +41,6 @@ PATH=$PATH:/usr/sbin exec "$(PATH=${PATH#*:}:/usr/sbin command -v mosquitto)" "$
 """
 
 
-def quick(arguments: Sequence[str], rounds: int) -> list[str]:
-    """The same command of `edgebed` with few samples and rounds, and with devices that limit themselves, as those of an
-    ordinary user do. Their seconds are those of the host, because to hold a reference takes seconds at each start.
-    Options that the page gives count more."""
-    few = [part for key in (*SMALL, f"training.rounds={rounds}") for part in ("--set", key)]
-    here = ["--backend", "software", "--speed", "host", "--set", "server=null"]
-    match list(arguments):
-        case ["run", *rest] if "--resume" not in rest and "--estimate" not in rest:
-            return ["run", *here, *few, *rest]
-        case ["simulate", *rest]:
-            return ["simulate", *few, *rest]
-        case ["fleet", "up", *rest]:
-            return ["fleet", "up", "--backend", "software", *rest]
-    return list(arguments)
-
-
 class Shell:
     """A folder with `profiles` of the tree and a copy of its `results`, in which a reader works through a page."""
 
@@ -67,9 +51,10 @@ class Shell:
             made.mkdir()
         (self.folder / "profiles").symlink_to(ROOT / "profiles")
         shutil.copytree(ROOT / "results", self.folder / "results")
-        shown = {"python": sys.executable, "root": str(ROOT), "rounds": rounds, "no_calibration": NO_CALIBRATION}
-        for name, text in {"edgebed": EDGEBED.format(**shown), "python": PYTHON.format(**shown)}.items():
-            self._program(programs / name, text)
+        ours = programs / "edgebed.py"
+        ours.write_text(EDGEBED.format(root=str(ROOT), rounds=rounds, no_calibration=NO_CALIBRATION), encoding="utf-8")
+        for name, command in {"edgebed": [*warm.python(), str(ours)], "python": [sys.executable]}.items():
+            self._program(programs / name, PYTHON.format(python=shlex.join(command)))
         self._program(programs / "mosquitto", MOSQUITTO)
         path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         mine = {"PATH": path, "XDG_STATE_HOME": str(folder / "state"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "120"}

@@ -13,6 +13,8 @@ from pathlib import Path
 import docker
 import pytest
 
+from orchestrator.papers import workers
+from tests import warm
 from tests.component._boards import Lab, running
 from tests.hangs import run
 
@@ -22,6 +24,12 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     """A boards service on loopback."""
     async with running(tmp_path) as lab:
         yield lab
+
+
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that compute cells find torch loaded. For tests that neither stop nor kill one."""
+    monkeypatch.setattr(workers, "module_command", lambda *command: [*warm.python(), "-m", *command])
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.enrolment import Enrolment
 from orchestrator.boards.members import Taken, claimed
-from orchestrator.boards.service import ServeRequest, serve
-from orchestrator.boards.service_folder import ServiceFolder
+from orchestrator.boards.service import serve
+from orchestrator.boards.service_folder import ServiceFolder, Where
 from tests.component._boards import HOST, Lab, Orchestrator, made, standing, status
 from tests.waiting import until
 
@@ -232,5 +232,5 @@ async def test_a_service_whose_address_is_not_there_yet_may_be_started_again(lab
     place = ServiceFolder(tmp_path / "another")
     place.shards.mkdir(parents=True)
     with pytest.raises(LinkError, match=r"cannot listen on 203\.0\.113\.9") as error:
-        await serve(ServeRequest((HOST,), "203.0.113.9", lab.port, lab.mqtt_port), place, lab.said.append)
+        await serve(Where((HOST,), lab.port, lab.mqtt_port, "203.0.113.9"), place, lab.said.append)
     assert error.value.exit_code != UsageError.exit_code  # with which systemd would give up

@@ -31,7 +31,6 @@ from orchestrator.boards import service
 from orchestrator.boards.authority import Authority
 from orchestrator.boards.boards_broker import boards_broker
 from orchestrator.boards.enrolment import RENEW_PAUSE_S, Enrolment
-from orchestrator.boards.service import ServeRequest
 from orchestrator.boards.service_folder import ServiceFolder, Where
 from tests.component._boards import HOST, Lab, running
 from tests.waiting import until
@@ -116,7 +115,7 @@ async def test_an_address_that_comes_late_is_certified_and_drops_nobody(
     monkeypatch.setattr(service, "main_address", lambda: there["lo"][-1].address)
     monkeypatch.setattr(service, "ADDRESSES_S", 0.1)
     lab = Lab(tmp_path)
-    lab.request = ServeRequest((), "0.0.0.0", lab.port, lab.mqtt_port)
+    lab.request = Where((), lab.port, lab.mqtt_port)
     await lab.start()
     first = lab.link(await lab.board("first"), "first")
     await first.open()

@@ -26,6 +26,7 @@ from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.records.reader import read
 from orchestrator.records.types import RoundStarted
+from tests import warm
 from tests.waiting import until
 
 TABLE = """
@@ -87,6 +88,7 @@ def without_times(results: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_order_and_jobs_do_not_change_a_cell(table: Path, tmp_path: Path) -> None:
     make(table, at(tmp_path / "one"), most=2, seeds=(1, 2), rows=("FedPMT",), column="deadline")
     make(table, at(tmp_path / "other"), most=1, seeds=(2, 1), rows=("FedPMT",), column="deadline")
@@ -101,6 +103,7 @@ def edit(results: Path, change: Callable[[Cell], Cell]) -> None:
     write_cell(results, change(read_cell(path)))
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_check_computes_again_and_says_which_cells_hold(table: Path, tmp_path: Path) -> None:
     place, selection = at(tmp_path), Selection(columns=("none",), rows=("FedPMT",))
     loaded = load_reproduction(table)
@@ -129,6 +132,7 @@ def test_a_check_computes_again_and_says_which_cells_hold(table: Path, tmp_path:
     assert checked(sample=1) == ["figures differ"], "one that was computed wholly is not"
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_two_parts_of_the_cells_gathered_are_those_of_one_machine(table: Path, tmp_path: Path) -> None:
     loaded = load_reproduction(table)
 
@@ -163,6 +167,7 @@ fedpmt.FedPmt.merge = lambda self, *given: self.other_name(*given)
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(
     ("change", "why"), [(WEIGHT_DECAY, "the weights of the first rounds differ"), (RENAMED, "")], ids=["decay", "name"]
 )
@@ -173,7 +178,7 @@ def test_a_check_sees_a_changed_weight_decay_and_no_renamed_function(
     loaded, selection = load_reproduction(table), Selection(columns=["none"], rows=["FedPMT"])
     reproduce(loaded, table, selection, at(tmp_path), most=1, fresh=False, notify=said)
     code = CODE.format(change=change)
-    monkeypatch.setattr(workers_module, "module_command", lambda _, request: [sys.executable, "-c", code, request])
+    monkeypatch.setattr(workers_module, "module_command", lambda _, request: [*warm.python(), "-c", code, request])
     again = Place(tmp_path / "results", tmp_path / "again")
     (found,) = check([(table, loaded, selection)], again, sample=None, seed=1, most=1, notify=said)
     assert found.why.startswith(why) if why else found.why == ""
@@ -183,6 +188,7 @@ def test_a_check_sees_a_changed_weight_decay_and_no_renamed_function(
     assert [line.partition(": ")[2][:6] for line in counts] == (["stale:"] if why else [])
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path, tmp_path: Path) -> None:
     """Its tiers follow times: with `cost: flops` these are equal in every run."""
     dtfl = TABLE.replace("fcnn, hidden: [16, 12, 10]", "resnet-tiny").replace("operations", "flops")
@@ -199,6 +205,7 @@ def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path
     assert len(plans[0]) == 4
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_path: Path) -> None:
     table.write_text(TABLE.replace("FedAvg: {}", "FedAvg: {model: {name: resnet-tiny}}"))
     with pytest.raises(RunError, match=r"1 cells were not computed: .*FedAvg"):

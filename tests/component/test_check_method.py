@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.strangers import write_file, write_folder
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +54,13 @@ BODIES = {
 }
 
 
-def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "orchestrator", "check-method", *arguments]
+def check(*arguments: str, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*(python or warm.python()), "-m", "orchestrator", "check-method", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def test_a_method_that_is_right(tmp_path: Path) -> None:
-    done = check(str(write_folder(tmp_path)))
+    done = check(str(write_folder(tmp_path)), python=[sys.executable])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 12
@@ -96,11 +98,11 @@ def test_pytest_collects_the_checks_of_a_plug_in_and_nothing_else(tmp_path: Path
     name = "edgebed" if installed else "orchestrator.testing.pytest_plugin"
     path = write_file(tmp_path)
     (tmp_path / "test_other.py").write_text("def test_other(): assert False")
-    command = [sys.executable, "-m", "pytest", "-p", name, "-p", "no:cacheprovider", "--edgebed-method", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=None)
+    command = ["-m", "pytest", "-p", name, "-p", "no:cacheprovider", "--edgebed-method", str(path)]
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 passed" in done.stdout
     path.write_text(MUTANT.replace("{body}", "merged = dict(weights)"))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*warm.python(), *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "after two rounds on one device the weights are those of the start" in done.stdout

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.component._docs_shell import Shell, quick
+from tests.component._docs_quick import quick
+from tests.component._docs_shell import Shell
 from tests.docs_blocks import blocks
 from tests.docs_commands import PLAYED, steps
 

@@ -67,3 +67,16 @@ def test_a_person_gets_a_table(path: Path) -> None:
     assert "3 × 9" in done.stdout
     assert "by layers" in " ".join(done.stdout.split())
     assert "Memory: the devices may use" in done.stdout
+
+
+def test_a_run_with_a_budget_takes_no_longer(path: Path) -> None:
+    one = ["--json", "--set", "sweep=null", "--method", "fedgkt"]
+    done = CliRunner().invoke(build("run"), ["run", str(path), "--estimate", *one])
+    (whole,) = json.loads(done.stdout)
+    budget_s = whole["first_round_s"] + 4.5 * whole["round_s"]
+    done = CliRunner().invoke(
+        build("run"), ["run", str(path), "--estimate", *one, "--set", f"training.budget_s={budget_s}"]
+    )
+    (found,) = json.loads(done.stdout)
+    assert (found["rounds"], found["first_round_s"]) == (6, pytest.approx(whole["first_round_s"]))
+    assert found["wall_s"] == pytest.approx(3 * 30 * budget_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from orchestrator.records.types import DeviceOut, RoundFinished
 from tests.component._fleet import fleet, training
 from tests.hostile.agent import ATTACKS, SAID
-from tests.hostile.beside import CONTROL, SPARSE, Tried
+from tests.hostile.beside import CONTROL, SPARSE, STATISTICS, Tried
 
 DEVICES = {"dev-1": 24, "dev-2": 24, "dev-3": 17}
 
@@ -32,14 +33,21 @@ async def test_a_hostile_member_of_a_group_costs_nobody_but_itself(tmp_path: Pat
     assert all(bool(torch.isfinite(value).all()) for value in weights.values())
 
 
-@pytest.mark.parametrize(("method", "tried"), [("topk-split", SPARSE), ("scaffold", CONTROL)])
+@pytest.mark.parametrize(
+    ("method", "tried"),
+    [
+        ({"name": "topk-split"}, SPARSE),
+        ({"name": "scaffold"}, CONTROL),
+        ({"name": "fjord", "widths": [1.0]}, STATISTICS),
+    ],
+)
 async def test_what_goes_beside_weights_and_features_costs_nobody_but_who_sends_it(
-    tmp_path: Path, method: str, tried: Tried
+    tmp_path: Path, method: dict[str, Any], tried: Tried
 ) -> None:
     wanted = training(rounds=len(tried), round_ceiling_s=30.0, optimizer={"name": "sgd", "lr": 0.05})
     attacks = {name: attack for name, (attack, _) in tried.items()}
     async with fleet(tmp_path, DEVICES, hostile="dev-2", attacks=attacks) as made:
-        weights = await made.play({"name": method}, wanted)
+        weights = await made.play(method, wanted)
     outs = {r.round: r.why for r in made.of(DeviceOut)}
     got = {name: outs.get(number, "merged") for number, name in enumerate(tried)}
     assert {name: why for name, why in got.items() if tried[name][1] not in why} == {}

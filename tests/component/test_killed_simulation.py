@@ -27,7 +27,7 @@ from tests.component import _killed
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.component._killed"])
+PROCESSES.set_forkserver_preload(["tests.component._killed", "torch._dynamo", "torch.utils.flop_counter"])
 WANTED: dict[str, Any] = {
     "name": "cell",
     "fleet": "../fleets/desk-5.yaml",
@@ -78,6 +78,7 @@ LOST = [
     {"at_s": 60.0, "share": 0.6, "limits": {"cpus": 0.2}, "for_s": 200.0},
 ]
 SGD = {**WANTED["training"], "optimizer": {"name": "sgd", "lr": 0.05}}
+TIMED = {**WANTED["training"], "rounds": 1000, "budget_s": 48.0}
 PART = {"name": "resnet-tiny", "trainable": ["md7", "md8"]}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"methods": [{"name": "fedavg"}]},
@@ -91,6 +92,8 @@ CASES: dict[str, dict[str, Any]] = {
     "late devices": {"methods": [{"name": "drop-slowest"}]},
     "device state and lost devices": {"methods": [{"name": "scaffold"}], "training": SGD, "scenario": LOST},
     "a buffer": {"methods": [{"name": "fedbuff", "buffer": 2, "concurrency": 3}]},
+    "a budget": {"methods": [{"name": "fedavg"}], "training": TIMED},
+    "a buffer and a budget": {"methods": [{"name": "fedbuff", "buffer": 2, "concurrency": 3}], "training": TIMED},
     "measured costs": {"methods": [{"name": "splitfed"}], "simulation": {"cost": "timed"}},
     "a reference": {"methods": [{"name": "dtfl", "tiers": 3}], "simulation": {"cost": "reference x86-avx512"}},
     "fedat and a reference": {

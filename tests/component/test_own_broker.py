@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from edgebed.errors import LinkError, UsageError
-from edgebed.link.connection import Address
+from edgebed.link.connection import Address, parse_url
 from edgebed.link.mqtt import MqttLink
 from edgebed.link.tls import Identity
 from edgebed.wire.topics import ORCHESTRATOR, Topics
 from orchestrator.boards.authority import Authority
 from orchestrator.broker.open_broker import Broker, open_broker
-from orchestrator.broker.own import PASSWORD, USER, OwnBroker, parse_url
+from orchestrator.broker.own import PASSWORD, USER, OwnBroker
 from orchestrator.cli import build
 from orchestrator.cli.arguments import own_broker
 from orchestrator.fleet.many_hosts import TlsListener

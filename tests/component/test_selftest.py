@@ -17,7 +17,7 @@ from edgebed.wire.reading import BoardReading
 from orchestrator.boards.registry import Board, Store
 from orchestrator.boards.service_folder import ServiceFolder
 from orchestrator.cli import build
-from orchestrator.cli.boards_selftest import sensors
+from orchestrator.cli.boards_selftest import sensors, without_names
 from orchestrator.records.host_records import BoardReadings
 from orchestrator.runs import session
 from tests.artificial_board import artificial_board
@@ -58,7 +58,8 @@ def test_a_part_that_fails_stands_in_the_file_with_its_cure(tmp_path: Path, monk
         registry.boards.append(Board("b1", "pi", "", "k", 0.0, [], 4e9, 0.0, facts=facts))
 
     async def away(*_: object) -> None:
-        raise FleetError("the board pi is away", hint="start `edgebed-agent run` on it")
+        hint = "ssh://anna@server; see /home/anna/log; kitchen-of-anna is at 192.168.1.10, fe80::1%eth0, annas.lan:7443"
+        raise FleetError("the board pi is away", hint=hint)
 
     monkeypatch.setattr(session, "run_experiment", away)
     path = tmp_path / "pi.json"
@@ -69,7 +70,7 @@ def test_a_part_that_fails_stands_in_the_file_with_its_cure(tmp_path: Path, monk
     assert done.exit_code == 1, done.output
     assert "FAILED rounds: the board pi is away" in done.stdout
     found = json.loads(path.read_bytes())
-    assert found["rounds"] == {"error": "the board pi is away", "hint": "start `edgebed-agent run` on it"}
+    assert found["rounds"] == {"error": "the board pi is away", "hint": "… see …/log; … is at …, …%eth0, …"}
     assert found["limits"]["error"] == "the board pi is away"
     assert [part for part, each in found.items() if "error" in each] == [
         "rounds",
@@ -80,6 +81,7 @@ def test_a_part_that_fails_stands_in_the_file_with_its_cure(tmp_path: Path, monk
     ]
     assert found["install"] == {key: text for key, text in facts.items() if key != "host"}
     assert "kitchen" not in path.read_text()
+    assert "anna" not in path.read_text()
 
 
 class Away:
@@ -96,4 +98,15 @@ def test_sensors_are_counted_by_quantity() -> None:
         "readings": 2,
         "mhz": {"readings": 2, "last": (800, 900)},
         "celsius": {"readings": 1, "last": 41.5},
+    }
+
+
+def test_what_says_where_a_board_is_stays_out_of_the_file() -> None:
+    clock = {"clock": "synchronised with ntp.anna.lan", "clock_error_s": "0.002"}
+    engine = "HTTPConnectionPool(host='engine.anna.lan', port=2375): Failed; at 10.0.0.5 and 8c:85:90:aa:bb:cc; on pi4"
+    kept = {"kernel": "6.1.0-18-amd64", "started": "2026-11-24T02:49:41.123+00:00", "runc": "1.1.5+ds1", "hz": 250}
+    assert without_names({"torch": clock, "docker": [engine], **kept}, "pi4", "") == {
+        "torch": {"clock": "synchronised with …", "clock_error_s": "0.002"},
+        "docker": ["HTTPConnectionPool(…, port=2375): Failed; at … and …; on …"],
+        **kept,
     }

@@ -52,7 +52,7 @@ scale: {about: As it is., seeds: [1]}
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Path:
     monkeypatch.setenv("EDGEBED_CACHE", str(tmp_path / "cache"))
     (tmp_path / "fleet.yaml").write_text("name: small\ndevices: [{profile: cpu1, count: 2}, {profile: cpu0.2}]\n")
     path = tmp_path / "table.yaml"

@@ -1,5 +1,5 @@
 """What a hostile device tries with what goes beside weights and dense features: sparse uploads (topk-split), control
-variates (SCAFFOLD). Each attack with what the records say of it, in part."""
+variates (SCAFFOLD), statistics (FjORD). Each attack with what the records say of it, in part."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SPARSE: Tried = {
 
 
 def control(change: Callable[[Tensor], Tensor]) -> Attack:
-    """All control variates changed, the weights as they are."""
+    """All that goes beside the weights changed, the weights as they are."""
     return changed(lambda update: {n: change(v) if n.startswith(EXTRA) else v for n, v in update.items()})
 
 
@@ -90,7 +90,8 @@ CONTROL: Tried = {
     "none, the first round": (lie(), ""),
     "zeros": (control(torch.zeros_like), FALSE),
     "the opposite": (control(torch.neg), FALSE),
-    "1e30": (control(lambda c: c * 0 + 1e30), FALSE),
+    "1e17": (control(lambda c: c * 0 + 1e17), FALSE),
+    "1e30": (control(lambda c: c * 0 + 1e30), "above 1e+18"),
     "not a number": (control(lambda c: c * math.nan), "not finite"),
     "infinite": (control(lambda c: c + math.inf), "not finite"),
     "of another dtype": (control(torch.Tensor.half), "is torch.float16"),
@@ -100,4 +101,14 @@ CONTROL: Tried = {
     "one without a gap": (changed(lambda u: {**u, f"{EXTRA}{EXTRA}x": torch.zeros(1)}), "extra.x"),
     "as if of one batch": (of_batches(1), FALSE),
     "as if of none": (of_batches(0), FALSE),
+}
+
+# ---- statistics of batch norms ----
+
+STATISTICS: Tried = {
+    "none, the first round": (lie(), ""),
+    "1e30": (control(lambda s: s * 0 + 1e30), "above 1e+18"),
+    "negative variances": (control(lambda s: s * 0 - 1), "a variance of -1"),
+    "not a number": (control(lambda s: s * math.nan), "not finite"),
+    "none": (changed(lambda u: {n: v for n, v in u.items() if not n.startswith(EXTRA)}), "it holds nothing instead"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -106,6 +107,32 @@ def test_check_and_schema_know_a_plug_in(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
     shown = CliRunner().invoke(build("schema"), ["schema", "experiment", "--plugin", str(plugin)])
     assert '"const": "stranger"' in shown.stdout
+
+
+ODD = """\
+from fractions import Fraction
+import msgspec
+from edgebed.methods.fedavg import FedAvg
+class TermOptions(msgspec.Struct):
+    weight: float
+class Odd(FedAvg):
+    name = "odd"
+    class Options(msgspec.Struct):
+        share: Fraction
+        term: TermOptions
+"""
+
+
+def test_the_schema_has_options_of_any_type(tmp_path: Path) -> None:
+    """Of a plug-in: of a class that JSON does not know, and of a struct of its own."""
+    (tmp_path / "odd_options.py").write_text(ODD)
+    done = CliRunner().invoke(build("schema"), ["schema", "--plugin", str(tmp_path / "odd_options.py")])
+    assert done.exit_code == 0, done.exception
+    parts = json.loads(done.stdout)["$defs"]
+    (odd,) = [each for each in parts["Experiment"]["properties"]["methods"]["items"]["oneOf"] if each["title"] == "odd"]
+    assert odd["properties"]["share"] == {"title": "Fraction"}
+    assert odd["properties"]["term"] == {"$ref": "#/$defs/TermOptions"}
+    assert parts["TermOptions"]["required"] == ["weight"]
 
 
 def test_simulate_names_the_command_that_resumes() -> None:

@@ -226,7 +226,7 @@ def test_a_class_that_is_no_network_is_never_made() -> None:
 CODE = 'x", setattr(__import__("builtins"), "planted", True) or (lambda x: x) or "'
 
 
-@pytest.mark.parametrize("name", [CODE, "a\\", "a\n"])
+@pytest.mark.parametrize("name", [CODE, "a\\", "a\n", "lambda"])
 def test_the_name_of_a_layer_becomes_no_code(name: str) -> None:
     """torch.fx writes names into the code of a piece, between quotes: what `with` says of them came to be run."""
     task = TASKS["rows of a table"]

@@ -558,6 +558,8 @@ def test_a_card_tells_model_data_and_a_short_curve(tmp_path: Path) -> None:
     assert about(tmp_path) == {"model": "vgg16", "data": "digits", "of": None}
     (tmp_path / "experiment.yaml").write_text("model: {name: a}\ndata: {name: b}\ntraining: {rounds: 30}\n")
     assert about(tmp_path)["of"] == 30
+    (tmp_path / "experiment.yaml").write_text("model: {name: a}\ndata: {name: b}\ntraining: {rounds: 9, budget_s: 5}\n")
+    assert about(tmp_path)["of"] is None  # who knows how many rounds five seconds hold
     for odd in ("", "model: 3", "- x", "model: {name: a", "\x00"):
         (tmp_path / "experiment.yaml").write_text(odd)
         assert about(tmp_path) == {"model": "", "data": "", "of": None}, odd

@@ -8,12 +8,19 @@ import pytest
 
 from edgebed.methods.parts.exits import confidence, exit_logits, thresholds
 from edgebed.models.staged import MODELS, seeded
+from edgebed.plugin_code import read_plugins
 from edgebed.wire.settings import LearningTask
 from orchestrator.experiment import load
+from orchestrator.files.plugged import codes_of
 from orchestrator.rounds.progress import Progress
+from orchestrator.runs import session
 from orchestrator.runs.data import validation_of
 from orchestrator.runs.folder import RunFolder, resolved
 from orchestrator.serving import deploy
+from orchestrator.serving.service import ServeRequest, serve
+from tests.strangers import alone, forget_all
+
+__all__ = ["alone"]
 
 EXPERIMENT = """
 name: exits
@@ -26,15 +33,30 @@ methods:
 FLEET = "name: tree\ndevices: [{profile: cpu1, count: 2, name: leaf}, {profile: cpu2, name: cloud}]\n"
 
 
-def trained_run(folder: Path, validation: float) -> Path:
-    """A run folder as a run leaves it, its weights untrained."""
+PLUGIN = """
+from edgebed.datasets.digits import Digits
+from edgebed.methods.early_exit import EarlyExit
+
+
+class OwnDigits(Digits):
+    name = "own-digits"
+
+
+class OwnExits(EarlyExit):
+    name = "own-exits"
+"""
+
+
+def trained_run(folder: Path, validation: float, changes: dict[str, str] | None = None) -> Path:
+    """A run folder as a run leaves it, its weights untrained. `changes`: of the experiment's text."""
     (folder / "fleet.yaml").write_text(FLEET)
-    path = folder / "experiment.yaml"
-    path.write_text(EXPERIMENT.format(folder=folder, validation=validation))
+    path, text = folder / "experiment.yaml", EXPERIMENT.format(folder=folder, validation=validation)
+    for before, after in (changes or {}).items():
+        text = text.replace(before, after)
+    path.write_text(text)
     experiment = load(path)
     files = RunFolder(folder / "runs" / "trained")
-    files.path.mkdir(parents=True)
-    files.experiment.write_bytes(resolved(experiment, path, experiment.methods[0], 1.0))
+    files.make(resolved(experiment, path, experiment.methods[0], 1.0), plugins=codes_of(experiment.plugins))
     model = seeded(lambda: MODELS.create(experiment.model).build(LearningTask((1, 8, 8), 10)), 0)
     files.save(model.weights(), Progress(round=1, method={"nodes": ["leaf-1", "leaf-2", "cloud"]}), {})
     return files.path
@@ -53,3 +75,30 @@ def test_requests_are_of_the_whole_test_set_where_thresholds_come_from_a_validat
     assert sorted(trained.pool.tolist()) == list(range(tested))
     sure = confidence(exit_logits(trained.model, trained.weights, trained.deployment.cuts, held[0], deploy.CPU))
     assert trained.thresholds == thresholds(sure, trained.deployment.shares)
+
+
+async def test_a_run_with_plug_ins_is_served_with_its_own_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_exits.py").write_text(PLUGIN)
+    own = {"early-exit": "own-exits", "name: digits": "name: own-digits", "model:": "plugins: [own_exits.py]\nmodel:"}
+    run = trained_run(tmp_path, 0.1, own)
+    kept = {code.name: code.sha256 for code in read_plugins(run / "plugins")}
+    (tmp_path / "own_exits.py").write_text("raise SystemError('the edited file is run')")
+    forget_all()
+    trained = deploy.load_trained(run)
+    assert (trained.experiment.data["name"], trained.deployment.cuts[-1]) == ("own-digits", len(trained.model))
+    given: list[dict[str, str]] = []
+
+    class Started(Exception):
+        pass
+
+    def started(spec: object, *, plugins: Path, **options: object) -> None:
+        given.append({code.name: code.sha256 for code in read_plugins(plugins)})
+        raise Started
+
+    monkeypatch.setattr(session, "standing_fleet", started)
+    with pytest.raises(Started):
+        await serve(ServeRequest(run=run, runs=tmp_path / "runs", requests=4), lambda line: None)
+    assert given == [kept]
+    assert set(kept) == {"own_exits"}

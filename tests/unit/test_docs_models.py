@@ -84,6 +84,7 @@ def test_the_example_of_narrow_networks_runs_as_it_stands() -> None:
 def test_the_page_of_data_names_every_data_set_and_option() -> None:
     page = (DOCS / "data.md").read_text(encoding="utf-8")
     ours = {"cifar10", "cifar100", "digits", "fashion-mnist", "femnist", "image-folder", "jpeg-npz", "mnist", "npz"}
+    ours |= {"huggingface", "table", "text"}
     for name in ours:  # and not all that the registry finds: somebody may have added one
         cls = DATASETS.classes()[name]
         assert f"| `{name}` |" in page

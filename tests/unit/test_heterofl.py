@@ -201,15 +201,18 @@ async def test_the_last_round_asks_all_devices_for_the_statistics_of_the_merged_
     assert method.evaluate(asked, x, y, torch.device("cpu")) == plain
 
 
-def test_a_negative_variance_is_refused() -> None:
+def test_statistics_that_cannot_be_are_refused() -> None:
+    """A negative variance; and values of which the next layers make infinities, as for weights."""
     method, weights = ready(rounds=2), small_model().weights()
     work = planned(method, round=1)["slow"]
     result = trained(method, weights, work)
     update = {f"extra.{name}": value for name, value in result.extra.items()}
     assert opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), update)[1].keys() == set(MEANS)
-    update["extra.md1.norm.running_var"] = -update["extra.md1.norm.running_var"]
-    with pytest.raises(RunError, match="holds a variance of -"):
-        opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), update)
+    variance = update["extra.md1.norm.running_var"]
+    for wrong, said in ((-variance, "holds a variance of -"), (variance * 1e30, r"holds values above 1e\+18")):
+        told = {**update, "extra.md1.norm.running_var": wrong}
+        with pytest.raises(RunError, match=said):
+            opened(method, weights, work, Report(10, 3, 1.0, 1, 1, 0, 0, 0, 0, 0, 0), told)
 
 
 def test_rolling_has_none_of_it_unless_it_is_asked_for() -> None:

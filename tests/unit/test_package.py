@@ -15,7 +15,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCKS = ROOT / "requirements"
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==([^\s;]+)([^\n]*)((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", re.MULTILINE)
 MODULES = {"PyYAML": "yaml", "scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
-EXTRA = {MODULES.get(name, name) for name in PROJECT["optional-dependencies"]["orchestrator"]} - {"torch"}
+WANTED = [re.split("[<>=]", each)[0] for each in PROJECT["optional-dependencies"]["orchestrator"]]
+EXTRA = {MODULES.get(name, name) for name in WANTED} - {"torch"}
 AGENT = "from edge_agent.entry import main; sys.argv[1:] = ['device', '--help']; main()"
 
 

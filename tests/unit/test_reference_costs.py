@@ -26,7 +26,7 @@ from edgebed.wire.frames import WIRE_SHARE
 from edgebed.wire.messages import Assignment, Cost, Task, Upload
 from edgebed.wire.settings import Codec
 from orchestrator.references.reference import load_reference
-from orchestrator.simulation.paper_costs import DeclaredLinks
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.reference_costs import ReferenceCosts
 from orchestrator.simulation.task_executor import SimulatedUploadQueue, TaskExecutor
 from tests.component._fleet import model, write_noise_shard
@@ -76,7 +76,7 @@ class Agent:
     def pace(self) -> None: ...
 
 
-class Noting(DeclaredLinks):
+class Noting(CostModel):
     """Notes the pieces that a device is charged."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from edgebed.errors import UsageError
 from orchestrator.cli.unfinished import resume_command, tell_unfinished
-from orchestrator.experiment import Experiment, Training
+from orchestrator.experiment import MOST_ROUNDS, Experiment, Training
 from orchestrator.records.recorder import Recorder
 from orchestrator.records.types import Fault, Record, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
@@ -166,6 +166,26 @@ def test_an_early_end_tells_what_is_finished_and_how_to_go_on(
     assert ["fedyogi", "not", "begun", "–", "–"] in rows
     assert "edgebed run --resume x-fedavg\n" in told
     assert resume_command(tmp_path / "elsewhere" / "a b") == f"edgebed run --resume '{tmp_path}/elsewhere/a b'"
+
+
+def test_a_run_whose_budget_was_spent_is_finished_and_is_extended_by_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = msgspec.structs.replace(TRAINING, rounds=MOST_ROUNDS, budget_s=60.0)
+    for place in range(3):
+        run = made(tmp_path, place, Progress(round=7, spent_s=60.0), training=training)
+        recorder = Recorder(run / "records.jsonl")
+        recorder.record(RunFinished(11, "budget spent", "finished"))
+        recorder.close()
+    with pytest.raises(UsageError, match=r"x-fedavg is finished: its budget of 60 s spent in round 7") as refused:
+        resume_request(tmp_path / "x-fedavg")
+    assert "--resume x-fedavg --set training.budget_s=120 extends it" in refused.value.hint
+    request = resume_request(tmp_path / "x-fedavg", ["training.budget_s=90"])
+    assert (set(request.finished), request.experiment.training.budget_s) == (set(), 90.0)
+    tell_unfinished(request, [run])
+    assert ["fedyogi", "unfinished", "7", "0.0%", "x-fedyogi"] in [
+        x.split() for x in capsys.readouterr().err.splitlines()
+    ]
 
 
 def test_an_end_before_the_first_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

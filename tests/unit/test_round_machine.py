@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +32,10 @@ def machine(
     quorum: int = 1,
     liveness_s: float = 10.0,
     ceiling_s: float | None = None,
+    ends: float = math.inf,
 ) -> RoundMachine:
-    return RoundMachine(devices, 0.0, deadline_s=deadline_s, quorum=quorum, liveness_s=liveness_s, ceiling_s=ceiling_s)
+    limits = {"deadline_s": deadline_s, "ceiling_s": ceiling_s, "ends": ends}
+    return RoundMachine(devices, 0.0, quorum=quorum, liveness_s=liveness_s, **limits)  # type: ignore[arg-type]
 
 
 def play(m: RoundMachine, *events: tuple[float, RoundEvent]) -> list[Effect]:
@@ -247,3 +252,35 @@ def test_the_next_tick_is_due_for_the_device_that_has_been_silent_longest() -> N
     assert m.wakeup(5) == 13
     play(m, (6, Dropped("c", "failed", "")), (7, Updated("a")))
     assert m.wakeup(7) is None, "nobody is at work"
+
+
+# ---- the run's budget of seconds ----
+
+
+def test_at_the_end_of_the_budget_devices_at_work_are_out_and_nothing_is_merged() -> None:
+    m = machine("a", "b", "c", ends=5.0)
+    assert m.wakeup(0.0) == 5.0
+    effects = play(m, *work("a", 1), (2, Updated("b")), (4.9, Tick()), (5.0, Tick()))
+    out, finish = effects[:-1], effects[-1]
+    assert [(each.device, each.how, each.limit_s) for each in out if isinstance(each, Leave)] == [
+        ("b", "late", 5.0),
+        ("c", "late", 5.0),
+    ]
+    assert finish == Finish((), "budget")
+    assert m.wakeup(5.0) is None
+
+
+@pytest.mark.parametrize("at", [1.0, 4.9])
+def test_a_round_that_is_over_by_then_is_merged(at: float) -> None:
+    assert play(machine("a", ends=5.0), *work("a", at)) == [Finish(("a",), "all done")]
+
+
+def test_a_deadline_before_the_end_of_the_budget_still_merges() -> None:
+    m = machine("a", "b", deadline_s=3.0, ends=5.0)
+    assert play(m, *work("a", 1), (3.0, Tick()))[-1] == Finish(("a",), "deadline")
+
+
+def test_a_budget_that_is_spent_before_a_round_ends_it_at_once() -> None:
+    effects = play(machine("a", ends=-1.0), (0.0, Tick()))
+    assert effects[-1] == Finish((), "budget")
+    assert [each.limit_s for each in effects if isinstance(each, Leave)] == [0.0]

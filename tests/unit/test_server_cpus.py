@@ -13,7 +13,7 @@ from edgebed.models.staged import Weights
 from edgebed.wire.messages import Assignment
 from orchestrator.experiment import Simulation
 from orchestrator.records.words.vocabulary import server_note, threads_note
-from orchestrator.simulation.paper_costs import DeclaredLinks
+from orchestrator.simulation.costs import CostModel
 from orchestrator.simulation.server import SimulatedTrainer, slots
 from orchestrator.simulation.virtual import START_S, VirtualLoop
 from tests.virtual import run_virtual
@@ -30,7 +30,7 @@ def test_a_server_trains_one_half_for_each_whole_cpu(cpus: float | None, at_once
     assert slots(Simulation(server_slots=0), 5, cpus) == at_once
 
 
-class Costs(DeclaredLinks):
+class Costs(CostModel):
     """Each piece of the server's work takes some seconds."""
 
     def server_s(self, method: str, work: Sequence[tuple[Assignment, str, int]]) -> float:

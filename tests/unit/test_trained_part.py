@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_agent.training import DeviceTrainer, Unheard
+from edge_agent.training import DeviceTrainer, TaskIO
 from edgebed.datasets.shard import VERSION, About, Shard
 from edgebed.device.phases import PhaseLog
 from edgebed.errors import PluginError, UsageError
@@ -274,7 +274,7 @@ def trainer() -> DeviceTrainer:
 
 def done(device: DeviceTrainer, weights: Weights, base: str) -> Weights:
     task = Task("t", "run", 0, assignment(len(built(LORA)), "output"), base=base)
-    return decode_tensors(device.run(task, encode_tensors(weights, Codec()), Unheard(), threads=1).body)
+    return decode_tensors(device.run(task, encode_tensors(weights, Codec()), TaskIO(), threads=1).body)
 
 
 def test_an_agent_keeps_the_base_between_tasks_and_never_sends_it() -> None:

@@ -18,6 +18,7 @@ from edgebed.models.width import (
     Group,
     Keep,
     Member,
+    logits_group,
     narrow_model,
     ordered_keep,
     random_keep,
@@ -275,6 +276,14 @@ def test_with_full_widths_the_merge_is_the_mean_by_name_to_the_bit() -> None:
 def test_counters_take_the_maximum() -> None:
     merged = scatter_mean({"n": torch.tensor(1)}, {}, [(1.0, {"n": torch.tensor(v)}, {}) for v in (4, 6, 5)])
     assert merged["n"].item() == 6
+
+
+def test_without_a_layer_that_is_known_the_logits_are_no_group() -> None:
+    def group(*layers: nn.Module) -> set[str]:
+        return set(logits_group(StagedModel([("only", nn.Sequential(*layers))], {}, LearningTask((3,), 3))))
+
+    assert group(nn.Flatten()) == group(nn.Linear(3, 4), nn.Flatten()) == set()
+    assert group(nn.Linear(3, 3)) == {"logits"}
 
 
 SIZES = {"a": 3, "b": 2}

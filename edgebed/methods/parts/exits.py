@@ -27,18 +27,12 @@ NEVER = 2.0
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """What a method that trains exits says of how they are to serve.
-
-    Attributes:
-        cuts: of exits 1..E; the last is the whole model.
-        shares: Λ_1..Λ_E, of all requests.
-        arrivals: λ^a by leaf, requests per second.
-    """
+    """What a method that trains exits says of how they are to serve."""
 
     tree: Tree
-    cuts: tuple[int, ...]
-    shares: tuple[float, ...]
-    arrivals: dict[str, float]
+    cuts: tuple[int, ...]  # of exits 1..E; the last is the whole model
+    shares: tuple[float, ...]  # Λ_1..Λ_E, of all requests
+    arrivals: dict[str, float]  # λ^a by leaf, requests per second
 
 
 @runtime_checkable

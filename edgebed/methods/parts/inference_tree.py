@@ -15,15 +15,10 @@ from edgebed.errors import UsageError
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Nodes, children before parents.
+    """Nodes, children before parents."""
 
-    Attributes:
-        parents: of every node, in an order in which children come first; None for a root.
-        exits: E_i, the largest exit of each node, counted from 1: one more than the most of its children.
-    """
-
-    parents: dict[str, str | None]
-    exits: dict[str, int]
+    parents: dict[str, str | None]  # of every node, in an order in which children come first; None for a root
+    exits: dict[str, int]  # E_i, the largest exit of each node, counted from 1: one more than the most of its children
 
     @property
     def depth(self) -> int:

@@ -113,11 +113,8 @@ class FleetController(RunFleet):
     # ---- limits ----
 
     async def put_on_limits(self, name: str, why: str) -> None:
-        """Set a device's limits, read them back and send the agent its settings. After this the device may work.
-
-        Args:
-            why: start, rejoin or reprofile, for the record.
-        """
+        """Set a device's limits, read them back and send the agent its settings. After this the device may work. `why`:
+        start, rejoin or reprofile, for the record."""
         await self.membership.measure_clock(name)
         limits = await self._limit(name, why)
         await self._configure(name, limits)
@@ -246,11 +243,8 @@ class FleetController(RunFleet):
     # ---- who can work ----
 
     async def ready(self, timeout_s: float = 120.0) -> list[DeviceView]:
-        """Devices that are present with their limits on. Waits for one at least.
-
-        Raises:
-            FleetError: none has come within `timeout_s`.
-        """
+        """Devices that are present with their limits on. Waits for one at least. Raises FleetError: none has come
+        within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self._able():
             self._ready_changed.clear()

@@ -51,11 +51,7 @@ class Pin:
         return incarnation in self._past
 
     def verdict(self, incarnation: str, *, online: bool) -> Verdict:
-        """What an agent of this incarnation is to the device.
-
-        Args:
-            online: whether the device is connected.
-        """
+        """What an agent of this incarnation is to the device. `online`: whether the device is connected."""
         if self.is_past(incarnation):
             return Verdict.PAST
         if self.holds(incarnation):

@@ -112,17 +112,12 @@ class RunFleet(ABC):
                 key = (PRESENCE if isinstance(record, PRESENCE) else type(record), record.device)
                 self._facts.pop(key, None)
                 self._facts[key] = record
-            case _:
-                pass
         if self._sink is not None:
             self._sink(record)
 
     def facts(self, after_ns: int = 0) -> list[Record]:
-        """What is true of the fleet now, in the order of time: every run begins with it.
-
-        Args:
-            after_ns: only what has become true after this time.
-        """
+        """What is true of the fleet now, in the order of time: every run begins with it. `after_ns`: only what has
+        become true after this time."""
         return [record for record in (*self._calibration, *self._facts.values()) if record.at_ns > after_ns]
 
     def agent_of(self, device: str) -> str:
@@ -247,11 +242,7 @@ class RunFleet(ABC):
     @abstractmethod
     async def rest(self, left_out: Collection[str]) -> None:
         """Wait until nothing of the last round is left on the devices and their links. Called before another run gets
-        the fleet.
-
-        Args:
-            left_out: devices whose work the round left out: they may still be at it.
-        """
+        the fleet. `left_out`: devices whose work the round left out: they may still be at it."""
 
     @abstractmethod
     def end_work(self) -> None:

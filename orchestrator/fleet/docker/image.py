@@ -15,7 +15,7 @@ from typing import Any
 import docker.errors
 
 from edgebed.errors import FleetError
-from edgebed.plugin_code import read_plugins
+from edgebed.plugin_code import read_plugins, sha256_of
 from orchestrator.files.shared_lock import TEMPORARY, shared_lock
 from orchestrator.files.shipped import shipped, sources
 
@@ -42,11 +42,7 @@ _DEFAULT_BASE = re.compile(rb"^ARG BASE=(\S+)$", re.MULTILINE)
 
 def content(base: str = "") -> dict[str, bytes]:
     """Everything that the image is built from: bytes by name in the build context. The same in a source tree and in a
-    wheel.
-
-    Args:
-        base: the image to start from instead of the one in the Dockerfile.
-    """
+    wheel. `base`: the image to start from instead of the one in the Dockerfile."""
     dockerfile = (shipped("image") / "Dockerfile.agent").read_bytes()
     files = {"Dockerfile": _DEFAULT_BASE.sub(b"ARG BASE=" + base.encode(), dockerfile) if base else dockerfile}
     for name in ("agent.lock", "torch.txt"):
@@ -67,10 +63,7 @@ def base_of(files: Mapping[str, bytes]) -> str:
 
 def tag_of(files: Mapping[str, bytes]) -> str:
     """`edgebed-agent:<hash>`; the same content has the same tag on every machine."""
-    digest = hashlib.sha256()
-    for name, data in sorted(files.items()):
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
+    return f"{REPOSITORY}:{sha256_of(files)[:16]}"
 
 
 def context(files: Mapping[str, bytes]) -> bytes:

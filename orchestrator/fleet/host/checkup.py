@@ -53,19 +53,12 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class HostNeeds(msgspec.Struct, frozen=True):
-    """What a backend needs of this host.
+    """What a backend needs of this host."""
 
-    Attributes:
-        kernel: this process limits the agents: root, cgroups, and links made with ip, tc and nsenter.
-        engine: a Docker engine.
-        swarm: the engine manages a Swarm, and helpers on its nodes make the links.
-        software: the agents limit themselves, which gives no latency and no limit of memory.
-    """
-
-    kernel: bool = False
-    engine: bool = False
-    swarm: bool = False
-    software: bool = False
+    kernel: bool = False  # this process limits the agents: root, cgroups, and links made with ip, tc and nsenter
+    engine: bool = False  # a Docker engine
+    swarm: bool = False  # the engine manages a Swarm, and helpers on its nodes make the links
+    software: bool = False  # the agents limit themselves, which gives no latency and no limit of memory
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -40,23 +40,15 @@ CONTAINER = re.compile(r"(?:docker-)?([0-9a-f]{64})(?:\.scope)?$")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A fleet that stands on this host.
+    """A fleet that stands on this host."""
 
-    Attributes:
-        fleet_id: or what is known of it, where its cgroups do not say.
-        cpus: the sum of its quotas (after dilation); the largest, if its devices change profiles.
-        reserve_cpus: kept for its orchestrator and broker.
-        pid: of its orchestrator; 0: not known.
-        boards: its devices that are real boards, which use nothing of this host.
-    """
-
-    fleet_id: str
+    fleet_id: str  # or what is known of it, where its cgroups do not say
     name: str
     backend: str
-    cpus: float
-    reserve_cpus: float
-    pid: int = 0
-    boards: tuple[str, ...] = ()
+    cpus: float  # the sum of its quotas (after dilation); the largest, if its devices change profiles
+    reserve_cpus: float  # kept for its orchestrator and broker
+    pid: int = 0  # of its orchestrator; 0: not known
+    boards: tuple[str, ...] = ()  # its devices that are real boards, which use nothing of this host
 
     def __str__(self) -> str:
         who = f"{self.name or self.fleet_id} ({self.backend}{f', process {self.pid}' if self.pid else ''})"
@@ -91,22 +83,14 @@ class Claim:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A fleet may start.
+    """A fleet may start."""
 
-    Attributes:
-        dilation: its factor.
-        alone: the factor that it would have without the other fleets.
-        others: fleets that stand beside it.
-        set_by: what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`; "" if it is 1.
-        carried: by the host's network path; None: not measured, since the fleet's rates are small.
-    """
-
-    dilation: float
-    alone: float
-    others: list[Standing]
+    dilation: float  # its factor
+    alone: float  # the factor that it would have without the other fleets
+    others: list[Standing]  # fleets that stand beside it
     claim: Claim
-    set_by: str = ""
-    carried: Carried | None = None
+    set_by: str = ""  # what made the dilation as large as it is: `CPUs`, `network`, or `the experiment`; "" if it is 1
+    carried: Carried | None = None  # by the host's network path; None: not measured, since the fleet's rates are small
 
     def __str__(self) -> str:
         more = f"; D is {self.dilation:.3g} instead of {self.alone:.3g}" if self.dilation > self.alone else ""

@@ -64,8 +64,6 @@ class HostLoad:
                     starts[number] = self._read()
                 case RoundFinished(round=number) if number in starts:
                     write(self._between(number, starts.pop(number), self._read()))
-                case _:
-                    pass
 
         return record
 

@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from edgebed.limits.shell import missing_tools
-from orchestrator.files.host_folder import host_folder
 from orchestrator.files.output import replace
 from orchestrator.fleet.host.cores import machine_id, usable_cores
 from orchestrator.fleet.network import netns
@@ -54,8 +53,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def cache_file() -> Path:
-    """The file of the measurement in the folder for what was measured on this host."""
-    return host_folder() / "network-path.json"
+    """The file of the measurement: in `EDGEBED_CACHE`, else in `edgebed` of the user's cache folder."""
+    named = os.environ.get("EDGEBED_CACHE")
+    folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgebed"
+    return folder / "network-path.json"
 
 
 def known() -> Carried | None:

@@ -45,11 +45,8 @@ class ServerQuota:
         self._cgroup: Cgroup | None = None
 
     def open(self, pid: int) -> float:
-        """Make the cgroup and move the process into it. Returns the CPUs of its quota as the kernel holds them.
-
-        Raises:
-            LimitError: no root, no cgroups, or the kernel holds another quota.
-        """
+        """Make the cgroup and move the process into it. Returns the CPUs of its quota as the kernel holds them. Raises
+        LimitError: no root, no cgroups, or the kernel holds another quota."""
         if os.geteuid() != 0:
             raise LimitError("server: cpus needs a cgroup, and only root can make one", hint=WITHOUT)
         if not self._folder.exists():  # the local backend makes it for its devices

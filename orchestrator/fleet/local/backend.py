@@ -351,8 +351,6 @@ class LocalBackend(NamedBackend):
                 if device not in self._ending:
                     said = last_line(self._log(device))
                     self._exit(device, f"{why}; its last words: {said}" if said else why)
-            case _:
-                pass
 
     async def _end(self, device: str) -> None:
         """Kill a device's agent, if it is alive, without reporting that it ended."""

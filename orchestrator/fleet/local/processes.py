@@ -20,11 +20,8 @@ PATIENCE_S = 5.0
 
 
 def set_stopped(pids: Sequence[int], stopped: bool) -> str:
-    """Stop processes, or let them go on. Returns what /proc then says of them, in words.
-
-    Raises:
-        FleetError: one did not obey in time, or there is none.
-    """
+    """Stop processes, or let them go on. Returns what /proc then says of them, in words. Raises FleetError: one did not
+    obey in time, or there is none."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)

@@ -63,11 +63,8 @@ def told(flags: int) -> str:
 
 
 def in_netns(path: Path, call: Callable[[], T]) -> T:
-    """Call in a network namespace, in a thread that ends with the call, so that no other code stays in there.
-
-    Raises:
-        LimitError: there is no such namespace, or whatever `call` raises.
-    """
+    """Call in a network namespace, in a thread that ends with the call, so that no other code stays in there. Raises
+    LimitError: there is no such namespace, or whatever `call` raises."""
     results: list[T] = []
     errors: list[Exception] = []
 

@@ -30,11 +30,8 @@ def path_dilation(spec: FleetSpec, carried: Carried | None) -> float:
 
 def needed_dilation(spec: FleetSpec, cores: float) -> float:
     """The smallest factor by which the quotas must be divided to fit on `cores` minus the reserve, and each device's on
-    its threads; 1 if they fit, or if there are none: a fleet of boards.
-
-    Raises:
-        CapacityError: the reserve leaves nothing.
-    """
+    its threads; 1 if they fit, or if there are none: a fleet of boards. Raises CapacityError: the reserve leaves
+    nothing."""
     if not spec.cpus:
         return max(1.0, spec.by_threads)
     room = cores - spec.reserve_cpus

@@ -242,11 +242,8 @@ def load_fleet(path: Path) -> FleetSpec:
 
 
 def found_speed(word: str, near: Path) -> str:
-    """A speed as a file says it, with the absolute path of a reference that is named by its file.
-
-    Args:
-        near: the file that says it: a relative path begins in its folder.
-    """
+    """A speed as a file says it, with the absolute path of a reference that is named by its file. `near`: the file that
+    says it: a relative path begins in its folder."""
     kind, _, name = word.partition(" ")
     return f"{kind} {(near.parent / name.strip()).resolve()}" if name.strip().endswith(".json") else word
 

@@ -21,21 +21,14 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What a CPU second of a device is.
+    """What a CPU second of a device is."""
 
-    Attributes:
-        reference: name of the reference whose CPU seconds they are; "": they are those of the host.
-        demand: CPU seconds that this host is taken to need, on average, for one of the reference.
-        unsure: the same by the index, of a fleet that is admitted before it is measured: it claims what is left of it.
-        index: CPU seconds of the reference for one of this host, as the reference loop told.
-        needs: by device, as measured under its quota; empty before.
-    """
-
-    reference: str = ""
-    demand: float = 1.0
+    reference: str = ""  # name of the reference whose CPU seconds they are; "": they are those of the host
+    demand: float = 1.0  # CPU seconds that this host is taken to need, on average, for one of the reference
+    # the same by the index, of a fleet that is admitted before it is measured: it claims what is left of it
     unsure: float = 0.0
-    index: float = 1.0
-    needs: Mapping[str, Need] = {}
+    index: float = 1.0  # CPU seconds of the reference for one of this host, as the reference loop told
+    needs: Mapping[str, Need] = {}  # by device, as measured under its quota; empty before
 
     def index_of(self, device: str) -> float:
         """CPU seconds of the reference for one of this host, by the device's own work where that was measured."""

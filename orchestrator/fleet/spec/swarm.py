@@ -25,20 +25,12 @@ class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The key `swarm` of a fleet file.
+    """The key `swarm` of a fleet file."""
 
-    Attributes:
-        nodes: those that hold devices; empty: every node that is ready.
-        cores: of every node whose own entry names none.
-        address: at which the nodes reach this machine; "": that of the engine's own node.
-        registry: `host:port/path` from which nodes pull the agent's image; "": it is loaded on each.
-        helper_port: TCP port of the node helpers, and the next one; 0: any.
-        helper_cpus: kept free on every node for its helper.
-    """
-
-    nodes: list[NodeFile] = []
-    cores: Cores | None = None
-    address: str = ""
-    registry: str = ""
+    nodes: list[NodeFile] = []  # those that hold devices; empty: every node that is ready
+    cores: Cores | None = None  # of every node whose own entry names none
+    address: str = ""  # at which the nodes reach this machine; "": that of the engine's own node
+    registry: str = ""  # `host:port/path` from which nodes pull the agent's image; "": it is loaded on each
+    # TCP port of the node helpers, and the next one; 0: any
     helper_port: Annotated[int, msgspec.Meta(ge=0, le=65534)] = 0
-    helper_cpus: Annotated[float, msgspec.Meta(ge=0, le=64)] = 0.1
+    helper_cpus: Annotated[float, msgspec.Meta(ge=0, le=64)] = 0.1  # kept free on every node for its helper

@@ -17,20 +17,14 @@ from orchestrator.fleet.swarm.placement import Found, choose_nodes, dilation_of_
 
 
 class Swarm(msgspec.Struct, frozen=True):
-    """What was found.
-
-    Attributes:
-        own: the id of this host's node; "" if the engine is elsewhere.
-        image: this host's engine has the agent's image.
-        clocks: of the nodes that answer; `clocks_why`: why none was asked.
-        error, hint: why this engine manages no Swarm, and what to do; then the rest is empty.
-    """
+    """What was found."""
 
     nodes: tuple[Found, ...] = ()
-    own: str = ""
-    image: bool = False
-    clocks: tuple[Clock, ...] = ()
+    own: str = ""  # the id of this host's node; "" if the engine is elsewhere
+    image: bool = False  # this host's engine has the agent's image
+    clocks: tuple[Clock, ...] = ()  # of the nodes that answer; `clocks_why`: why none was asked
     clocks_why: str = ""
+    # `error`, `hint`: why this engine manages no Swarm, and what to do; then the rest is empty
     error: str = ""
     hint: str = ""
 

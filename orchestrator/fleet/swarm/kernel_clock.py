@@ -26,14 +26,8 @@ NOT_UTC = 1 << 31
 
 
 def ask_clocks(nodes: Mapping[str, str]) -> list[Clock]:
-    """The clocks of nodes that answer.
-
-    Args:
-        nodes: IPv4 addresses by name; others are left out.
-
-    Raises:
-        PermissionError: this process may not open raw sockets.
-    """
+    """The clocks of nodes that answer. `nodes`: IPv4 addresses by name; others are left out. Raises PermissionError:
+    this process may not open raw sockets."""
     found: dict[str, Clock] = {}
     asked = {name: address for name, address in nodes.items() if _is_ipv4(address)}
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as icmp:

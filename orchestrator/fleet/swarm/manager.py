@@ -120,10 +120,7 @@ class Manager:
         self, services: Mapping[str, str], deadline_s: float, go_on: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
         """Container by name, for services by name, when all run. `go_on` is called repeatedly and ends it by raising.
-
-        Raises:
-            FleetError: one did not come up; says why.
-        """
+        Raises FleetError: one did not come up; says why."""
         deadline = time.monotonic() + deadline_s
         while True:
             go_on()

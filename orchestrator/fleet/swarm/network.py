@@ -45,12 +45,9 @@ class Flow(msgspec.Struct, frozen=True):
         return max(1.0, *(1.0 if got >= CARRIED * wanted else wanted / max(got, 1.0) for wanted, got in pairs))
 
     def __str__(self) -> str:
-        up, down = (_of(*pair) for pair in zip(self.carried, self.wanted, strict=True))
+        pairs = zip(self.carried, self.wanted, strict=True)
+        up, down = (f"{carried / 1e6:.3g} of {wanted / 1e6:.3g} Mbit/s" for carried, wanted in pairs)
         return f"{self.node} {up} up and {down} down"
-
-
-def _of(carried: float, wanted: float) -> str:
-    return f"{carried / 1e6:.3g} of {wanted / 1e6:.3g} Mbit/s"
 
 
 def rates_on(placement: Placement, fleets: Sequence[FleetSpec]) -> dict[str, Rates]:

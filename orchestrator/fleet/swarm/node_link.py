@@ -45,11 +45,8 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """The files with which the orchestrator shows itself to node helpers.
-
-    Args:
-        folder: that holds `ca.pem`, `certificate.pem` and `key.pem`.
-    """
+    """The files with which the orchestrator shows itself to node helpers. `folder`: that holds `ca.pem`,
+    `certificate.pem` and `key.pem`."""
 
     def __init__(self, folder: Path) -> None:
         self._ca, self._pair = str(folder / "ca.pem"), (str(folder / "certificate.pem"), str(folder / "key.pem"))

@@ -56,11 +56,8 @@ async def prove(links: Sequence[NodeLink]) -> None:
 
 
 async def compare_clocks(links: Mapping[str, NodeLink], notify: Callable[[str], None]) -> dict[str, Told]:
-    """What each node tells at the start, its clocks above all; `notify` gets a line for each that is wrong.
-
-    Raises:
-        FleetError: clocks are so wrong that TLS would fail.
-    """
+    """What each node tells at the start, its clocks above all; `notify` gets a line for each that is wrong. Raises
+    FleetError: clocks are so wrong that TLS would fail."""
     told = dict(zip(links, await asyncio.gather(*(link.quickest_facts() for link in links.values())), strict=True))
     clocks = [each.clock for each in told.values()]
     refuse_wrong(clocks)

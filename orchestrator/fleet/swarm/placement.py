@@ -155,10 +155,7 @@ def quotas(spec: FleetSpec) -> dict[str, float]:
 
 def dilation_of_nodes(placement: Placement, fleets: Sequence[FleetSpec], setting: str | float) -> float:
     """The one dilation of a fleet: the largest that any node needs for any of `fleets` (what the fleet is in the course
-    of a run; every device keeps its node).
-
-    Args:
-        setting: `auto`, `off` (1, or an error), or a factor of at least 1.
+    of a run; every device keeps its node). `setting`: `auto`, `off` (1, or an error), or a factor of at least 1.
 
     Raises:
         CapacityError: the fleet does not fit, with the arithmetic; or a quota would be smaller than the kernel accepts.

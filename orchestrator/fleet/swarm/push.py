@@ -52,11 +52,8 @@ def push_image(registry: str, engines: Sequence[str], notify: Callable[[str], No
 
 
 def pushed(image: Any, registry: str) -> str:
-    """An image by registry and hash of content, so that every node runs the same one.
-
-    Raises:
-        FleetError: this engine has not pushed it there.
-    """
+    """An image by registry and hash of content, so that every node runs the same one. Raises FleetError: this engine
+    has not pushed it there."""
     for name in image.attrs.get("RepoDigests") or []:
         if str(name).startswith(f"{registry}/{REPOSITORY}@"):
             return str(name)

@@ -72,7 +72,7 @@ def band(curves: Sequence[Sequence[Point]], spread: Spread = "range") -> Band | 
 
     Args:
         spread: `range` is the least and the greatest curve, `deviation` one standard deviation (n - 1) on both sides,
-            `interval` the 95 % interval of the mean by Student's t.
+            `interval` the 95 % interval of the mean by Student's t; of fewer than FEWEST curves always the range.
     """
     known = [points for points in curves if points]
     if not known:
@@ -80,7 +80,7 @@ def band(curves: Sequence[Sequence[Point]], spread: Spread = "range") -> Band | 
     begin, end = max(points[0][0] for points in known), max(points[-1][0] for points in known)
     xs = _grid(known, begin, end)
     columns = list(zip(*([at(points, x) for x in xs] for points in known), strict=True))
-    ends = [_around(values, spread) for values in columns]
+    ends = [_SPREADS[spread if len(values) >= FEWEST else "range"](values) for values in columns]
     shared = min(points[-1][0] for points in known)
     return Band(xs, [fmean(v) for v in columns], [low for low, _ in ends], [high for _, high in ends], shared)
 
@@ -102,11 +102,6 @@ def at(points: Sequence[Point], x: float) -> float:
         return points[-1][1]
     (x0, y0), (x1, y1) = points[index - 1], points[index]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-def _around(values: Sequence[float], spread: Spread) -> Point:
-    """Low and high end of the band over some values; of few values the least and the greatest."""
-    return _SPREADS[spread if len(values) >= FEWEST else "range"](values)
 
 
 def _deviation(values: Sequence[float]) -> Point:

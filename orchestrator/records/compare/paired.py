@@ -23,24 +23,17 @@ from orchestrator.records.types import SIMULATED
 
 
 class Paired(msgspec.Struct, frozen=True):
-    """One method beside the baseline, in the experiments that interleaved both.
-
-    Attributes:
-        round_ratio: seconds of a round ÷ those of the baseline's round in the same block. `count`: of rounds with one
-            experiment, else of experiments.
-        time_ratio: time to target ÷ the baseline's, of the experiments in which both reached it.
-        rounds: pairs of rounds, over all experiments.
-        experiments: that have such a pair; each seed is one.
-        seeds: of these experiments.
-    """
+    """One method beside the baseline, in the experiments that interleaved both."""
 
     method: str
     baseline: str
+    # seconds of a round ÷ those of the baseline's round in the same block. `count`: of rounds with one experiment, else
+    # of experiments
     round_ratio: Estimate
-    time_ratio: Estimate
-    rounds: int
-    experiments: int
-    seeds: tuple[int, ...]
+    time_ratio: Estimate  # time to target ÷ the baseline's, of the experiments in which both reached it
+    rounds: int  # pairs of rounds, over all experiments
+    experiments: int  # that have such a pair; each seed is one
+    seeds: tuple[int, ...]  # of these experiments
 
     @property
     def unit(self) -> str:

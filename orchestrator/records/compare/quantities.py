@@ -52,14 +52,8 @@ def figures_of(summary: Summary) -> RunFigures:
 
 
 def quantity(name: str, figures: RunFigures, target: float | None) -> float | None:
-    """One quantity of a run.
-
-    Args:
-        target: accuracy that the quantities "to target" refer to; None: the run's own.
-
-    Raises:
-        UsageError: there is no such quantity.
-    """
+    """One quantity of a run. `target`: accuracy that the quantities "to target" refer to; None: the run's own. Raises
+    UsageError: there is no such quantity."""
     try:
         measure = QUANTITIES[name]
     except KeyError:

@@ -30,7 +30,7 @@ class RoundBounds(msgspec.Struct, frozen=True):
     Attributes:
         parts: the largest first; their seconds add up to the round.
         near: what bounded paths that would have ended at most 5 % of the round earlier.
-        rule: "" (all devices were done), `enough`, `deadline` or `quorum`.
+        rule: "" (all devices were done), `enough`, `deadline`, `quorum` or `budget`.
         savings: what each bound would have saved if it alone were twice as fast, the largest first.
         waits: what devices waited for: shares of the round by cause (`critical_path.WAITS`), the mean over the devices.
     """

@@ -39,7 +39,7 @@ class RoundPath(msgspec.Struct):
     Attributes:
         bounds: nanoseconds; they add up to the round.
         near: bounds of near-ties that are not on the path with as much.
-        rule: what released the round: "" (all were done), `enough`, `deadline` or `quorum`.
+        rule: what released the round: "" (all were done), `enough`, `deadline`, `quorum` or `budget`.
     """
 
     graph: EventGraph
@@ -81,7 +81,7 @@ def _rule(facts: RoundFacts, bounds: Mapping[Bound, int]) -> str:
     why = facts.finished.why if facts.finished is not None else ""
     if why == "deadline" and not any(bound.what == "deadline" for bound in bounds):
         return "quorum"
-    return why if why in ("deadline", "enough") else ""
+    return why if why in ("deadline", "enough", "budget") else ""
 
 
 def with_lost_cpu(

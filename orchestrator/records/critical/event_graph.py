@@ -31,21 +31,14 @@ Parts = tuple[tuple[Bound, int], ...]
 
 
 class Job(msgspec.Struct, gc=False):
-    """A job between two recorded times.
-
-    Attributes:
-        before: indices of the jobs that it waits for.
-        slot_of: the job whose slot it waited for; -1: it did not wait for a slot.
-        slot: it needs a slot.
-        parts: its bounds; the lengths add up to end - start.
-    """
+    """A job between two recorded times."""
 
     start_ns: int
     end_ns: int
-    before: tuple[int, ...]
-    parts: Parts
-    slot: bool = False
-    slot_of: int = -1
+    before: tuple[int, ...]  # indices of the jobs that it waits for
+    parts: Parts  # its bounds; the lengths add up to end - start
+    slot: bool = False  # it needs a slot
+    slot_of: int = -1  # the job whose slot it waited for; -1: it did not wait for a slot
 
 
 class PathSegment(msgspec.Struct, frozen=True, gc=False):

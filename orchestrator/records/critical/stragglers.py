@@ -28,21 +28,16 @@ _OF_PHASE = {
 
 
 class Costs(msgspec.Struct):
-    """What one device's time in a round was spent on; nanoseconds.
+    """What one device's time in a round was spent on; nanoseconds."""
 
-    Attributes:
-        cpu, uplink, downlink, server: time that belongs to one cause.
-        held: part of `uplink` in which the server half was behind and held the link back.
-        reply_wait: time in which the device waited for replies.
-        replies_up, replies_down: how long its uploads and the replies to them took on the link, all together.
-    """
-
+    # `cpu`, `uplink`, `downlink`, `server`: time that belongs to one cause
     cpu: int = 0
     uplink: int = 0
     downlink: int = 0
     server: int = 0
-    held: int = 0
-    reply_wait: int = 0
+    held: int = 0  # part of `uplink` in which the server half was behind and held the link back
+    reply_wait: int = 0  # time in which the device waited for replies
+    # `replies_up`, `replies_down`: how long its uploads and the replies to them took on the link, all together
     replies_up: int = 0
     replies_down: int = 0
 
@@ -57,27 +52,19 @@ class Costs(msgspec.Struct):
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """The slowest device of a round. Seconds are not divided by the dilation.
+    """The slowest device of a round. Seconds are not divided by the dilation."""
 
-    Attributes:
-        device: "" where the gap is below 5 % of the round: then nobody is a straggler.
-        gap_s: behind the median device.
-        why: what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path:
-            the cause in which it is furthest behind the median device; "" where none stands out (`standing_out`).
-    """
-
-    device: str
-    gap_s: float
+    device: str  # "" where the gap is below 5 % of the round: then nobody is a straggler
+    gap_s: float  # behind the median device
+    # what the critical path spent most on, one of CAUSES; "" where that was another device's. Without a path: the cause
+    # in which it is furthest behind the median device; "" where none stands out (`standing_out`)
     why: str
     behind_s: dict[str, float]  # by cause, against the median device; empty where its costs are not known
 
 
 def straggler(timeline: RoundTimeline, path: RoundPath | None = None) -> Straggler | None:
-    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind.
-
-    Args:
-        path: of the round; it gives the reason.
-    """
+    """None for a round in which fewer than two devices got done, or that is serving: nobody is behind. `path`: of the
+    round; it gives the reason."""
     facts = timeline.facts
     if len(facts.done) < 2 or "serving" in facts.started.notes:
         return None

@@ -39,15 +39,10 @@ GROUPS = ("all", "slowest")
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """Seconds that all rounds together would have been shorter, divided by the dilation.
+    """Seconds that all rounds together would have been shorter, divided by the dilation."""
 
-    Attributes:
-        what: cpu, uplink, downlink, link (both ways), server or host.
-        whose: a device, "slowest", "all", or "" of server and host.
-    """
-
-    what: str
-    whose: str
+    what: str  # cpu, uplink, downlink, link (both ways), server or host
+    whose: str  # a device, "slowest", "all", or "" of server and host
     saved_s: float
 
 
@@ -87,11 +82,8 @@ def _bounds(path: RoundPath) -> Iterator[tuple[Bound, frozenset[str] | None]]:
 
 
 def savings_of_groups(path: RoundPath, dilation: float, slowest: Iterable[str]) -> tuple[Saving, ...]:
-    """What groups of devices would have saved together if they were twice as fast.
-
-    Args:
-        slowest: the devices with the slowest link.
-    """
+    """What groups of devices would have saved together if they were twice as fast. `slowest`: the devices with the
+    slowest link."""
     groups = {("cpu", "all"): Faster(("cpu",)), ("link", "all"): Faster(LINKS)}
     groups["link", "slowest"] = Faster(LINKS, frozenset(slowest))
     return tuple(Saving(*key, saved_ns(path, faster) / 1e9 / dilation) for key, faster in groups.items())

@@ -40,11 +40,8 @@ class Rewound(Exception):
 
 
 def reduce(state: RunState, lines: Iterable[tuple[int, t.Record]]) -> None:
-    """Take in records with their offsets in the file, in the order of the file.
-
-    Raises:
-        Rewound: the state is of no use then.
-    """
+    """Take in records with their offsets in the file, in the order of the file. Raises Rewound: the state is of no use
+    then."""
     state.rev += 1
     for offset, record in lines:
         if isinstance(record, t.RunStarted):

@@ -37,64 +37,51 @@ EVER = 1 << 60
 
 
 class RoundRow(msgspec.Struct, array_like=True):
-    """One round. What is known of a finished round from the phases of its devices comes some time after its end.
-
-    Attributes:
-        offset: where its first record begins in the file, in bytes.
-        session: index of its session.
-        axis_s: its start on the time axis.
-        end_ns: when it ended; 0: not yet. `overlaps`: rounds of other lanes ran at the same time.
-        left_out: devices by how their work was left out.
-        straggler, gap_s, why, behind_s: as in `orchestrator.records.critical.stragglers`, divided by the dilation.
-        profile: of the straggler, at the start of the round.
-        waited_for, waited_s: for whom the round waited last; what all devices together waited for others.
-        late_s: by how much devices and server on its critical path were behind the reference that they keep, at most;
-            None: they keep none. `server`: of the server, also where it is not on the path.
-        orchestrator_share: of the critical path, what the orchestrator did, at the speed of this host.
-        residual: as in `orchestrator.records.timeline.timeline`, of the worst device.
-        bounds: what bounded it; None: not known, or not yet. `why_not`: why it is not known.
-        savings: seconds that faster groups of devices would have saved; `slowest`: the devices with the slowest links.
-        host: what the host did; not compared with other rounds. `disturbed`: causes, compared with those so far.
-        bytes: both ways, of all devices.
-        rev: revision of the state when the row last changed.
-    """
+    """One round. What is known of a finished round from the phases of its devices comes some time after its end."""
 
     number: int
-    offset: int
-    session: int
+    offset: int  # where its first record begins in the file, in bytes
+    session: int  # index of its session
     start_ns: int
-    axis_s: float
+    axis_s: float  # its start on the time axis
     drawn: int
     lane: str = ""
-    end_ns: int = 0
+    end_ns: int = 0  # when it ended; 0: not yet. `overlaps`: rounds of other lanes ran at the same time
     overlaps: bool = False
     seconds: float | None = None
     accuracy: float | None = None
     loss: float | None = None
     extra: dict[str, float] = {}
     merged: int = 0
-    left_out: dict[str, int] = {}
+    left_out: dict[str, int] = {}  # devices by how their work was left out
     block: str | None = None
     position: int | None = None
+    # `straggler`, `gap_s`, `why`, `behind_s`: as in `orchestrator.records.critical.stragglers`, divided by the dilation
     straggler: str = ""
     gap_s: float | None = None
     why: str = ""
     behind_s: tuple[float, ...] = ()
-    profile: str | None = None
+    profile: str | None = None  # of the straggler, at the start of the round
+    # `waited_for`, `waited_s`: for whom the round waited last; what all devices together waited for others
     waited_for: str | None = None
     waited_s: float = 0.0
+    # by how much devices and server on its critical path were behind the reference that they keep, at most; None: they
+    # keep none. `server`: of the server, also where it is not on the path
     late_s: float | None = None
     server: HeldTask | None = None
+    # of the critical path, what the orchestrator did, at the speed of this host
     orchestrator_share: float | None = None
-    residual: float | None = None
-    bounds: RoundBounds | None = None
+    residual: float | None = None  # as in `orchestrator.records.timeline.timeline`, of the worst device
+    bounds: RoundBounds | None = None  # what bounded it; None: not known, or not yet. `why_not`: why it is not known
     why_not: str = ""
+    # seconds that faster groups of devices would have saved; `slowest`: the devices with the slowest links
     savings: tuple[Saving, ...] = ()
     slowest: tuple[str, ...] = ()
+    # what the host did; not compared with other rounds. `disturbed`: causes, compared with those so far
     host: HostOfRound = HostOfRound()
     disturbed: tuple[str, ...] | None = None
-    bytes: int = 0
-    rev: int = 0
+    bytes: int = 0  # both ways, of all devices
+    rev: int = 0  # revision of the state when the row last changed
 
     @property
     def end_s(self) -> float:
@@ -103,41 +90,26 @@ class RoundRow(msgspec.Struct, array_like=True):
 
 
 class DeviceRound(msgspec.Struct):
-    """What one device adds to the sums of a run by one round.
+    """What one device adds to the sums of a run by one round."""
 
-    Attributes:
-        up, down: bytes.
-        in_quota: tasks and batches within one period's quota.
-        spent: nanoseconds by name, over its window; `in_round`: those until the end of the round.
-        waited: nanoseconds by cause (`critical_path.WAITS`); None: it took no part.
-    """
-
+    # `up`, `down`: bytes
     up: int = 0
     down: int = 0
-    in_quota: InQuota = msgspec.field(default_factory=InQuota)
-    spent: dict[str, int] = {}
+    in_quota: InQuota = msgspec.field(default_factory=InQuota)  # tasks and batches within one period's quota
+    spent: dict[str, int] = {}  # nanoseconds by name, over its window; `in_round`: those until the end of the round
     in_round: dict[str, int] = {}
-    waited: dict[str, int] | None = None
+    waited: dict[str, int] | None = None  # nanoseconds by cause (`critical_path.WAITS`); None: it took no part
 
 
 class IndexedRound(msgspec.Struct):
-    """A round that the index still has.
+    """A round that the index still has."""
 
-    Attributes:
-        row: index of its RoundRow.
-        shown: whether its straggler was worked out once, before all was known.
-        settled: whether all is known for good; the index has dropped its transfers and steps then.
-        moved: bytes up and down by device, of its records that the index has.
-        updated: devices whose update was counted.
-        devices: what it adds to the sums of the devices.
-    """
-
-    row: int
-    shown: bool = False
-    settled: bool = False
-    moved: dict[str, tuple[int, int]] = {}
-    updated: set[str] = set()
-    devices: dict[str, DeviceRound] = {}
+    row: int  # index of its RoundRow
+    shown: bool = False  # whether its straggler was worked out once, before all was known
+    settled: bool = False  # whether all is known for good; the index has dropped its transfers and steps then
+    moved: dict[str, tuple[int, int]] = {}  # bytes up and down by device, of its records that the index has
+    updated: set[str] = set()  # devices whose update was counted
+    devices: dict[str, DeviceRound] = {}  # what it adds to the sums of the devices
 
 
 MEMORY_NS = 10e9
@@ -161,68 +133,54 @@ class RecentUse(msgspec.Struct):
 
 
 class DeviceState(msgspec.Struct):
-    """One device.
-
-    Attributes:
-        cpus, uplink_bit_s, downlink_bit_s: as its profile says, before dilation.
-        held: whether its limits were read back; None: not yet, or nothing to read (software).
-        reprofiled: the round in which its profile last changed.
-        phase: the last phase that it reported. `taken`: how many of the index's phases are counted here.
-        round: the last one that drew it.
-        activity: what it does in its round: waiting, receiving, working, server half, done, left out, not drawn.
-        since_ns: when its task was handed to the link; 0 before.
-        round_bytes: both ways, in its round.
-        took_s: length of its round, once done; `before_s`: of the one before.
-        cpu_share, throttled_share: of its quota and of its own work, over the last seconds that it reported: `recent`.
-        uplink_share, downlink_share: of the limit, while it sent or received.
-        cuts, predicted_s, actual_s: one entry per row of the state; None: not drawn, not predicted, not done.
-        loads: the same, shares of its limits over the round; None: not known yet, or no update came.
-        not_got_s: the same, by how much later it was because it did not get its CPU, divided by the dilation.
-        boards: the same, of a board's sensors.
-        kept: the same, of a device that keeps a reference's time.
-        slowed: what slowed it down, from and to on the time axis; the first `slowed_before` are of earlier sessions.
-        worked_ns, stopped_ns: its own work as reported, and for how much of it its CPU quota stopped it; not divided.
-        in_quota: tasks and batches within one period's quota.
-    """
+    """One device."""
 
     name: str
     profile: str
+    # `cpus`, `uplink_bit_s`, `downlink_bit_s`: as its profile says, before dilation
     cpus: float
     uplink_bit_s: float
     downlink_bit_s: float
     memory_mib: int
     samples: int
-    held: bool | None = None
-    reprofiled: int | None = None
-    phase: str = ""
+    held: bool | None = None  # whether its limits were read back; None: not yet, or nothing to read (software)
+    reprofiled: int | None = None  # the round in which its profile last changed
+    phase: str = ""  # the last phase that it reported. `taken`: how many of the index's phases are counted here
     taken: int = 0
-    round: int = -1
-    activity: str = ""
-    since_ns: int = 0
-    round_bytes: int = 0
-    took_s: float | None = None
+    round: int = -1  # the last one that drew it
+    activity: str = ""  # what it does in its round: waiting, receiving, working, server half, done, left out, not drawn
+    since_ns: int = 0  # when its task was handed to the link; 0 before
+    round_bytes: int = 0  # both ways, in its round
+    took_s: float | None = None  # length of its round, once done; `before_s`: of the one before
     before_s: float = 0.0
+    # `cpu_share`, `throttled_share`: of its quota and of its own work, over the last seconds that it reported: `recent`
     cpu_share: float | None = None
     throttled_share: float | None = None
     recent: RecentUse = msgspec.field(default_factory=RecentUse)
+    # `uplink_share`, `downlink_share`: of the limit, while it sent or received
     uplink_share: float | None = None
     downlink_share: float | None = None
     memory_used_mib: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    # `cuts`, `predicted_s`, `actual_s`: one entry per row of the state; None: not drawn, not predicted, not done
     cuts: list[int | None] = []
     predicted_s: list[float | None] = []
     actual_s: list[float | None] = []
     update_norms: list[float | None] = []
+    # the same, shares of its limits over the round; None: not known yet, or no update came
     loads: list[DeviceLoad | None] = []
+    # the same, by how much later it was because it did not get its CPU, divided by the dilation
     not_got_s: list[float | None] = []
-    boards: list[BoardRound | None] = []
-    kept: list[HeldTask | None] = []
+    boards: list[BoardRound | None] = []  # the same, of a board's sensors
+    kept: list[HeldTask | None] = []  # the same, of a device that keeps a reference's time
+    # what slowed it down, from and to on the time axis; the first `slowed_before` are of earlier sessions
     slowed: list[tuple[str, float, float]] = []
     slowed_before: int = 0
+    # `worked_ns`, `stopped_ns`: its own work as reported, and for how much of it its CPU quota stopped it; not divided
     worked_ns: int = 0
     stopped_ns: int = 0
-    in_quota: InQuota = msgspec.field(default_factory=InQuota)
+    in_quota: InQuota = msgspec.field(default_factory=InQuota)  # tasks and batches within one period's quota
 
     @property
     def columns(self) -> tuple[list[Any], ...]:
@@ -242,19 +200,14 @@ class RunEvent(msgspec.Struct, array_like=True):
 
 
 class Sums(msgspec.Struct):
-    """What rounds add up to that the index has forgotten, in the order of their numbers, by device.
+    """What rounds add up to that the index has forgotten, in the order of their numbers, by device."""
 
-    Attributes:
-        spent, in_round: by name, divided by the dilation, in nanoseconds.
-        waited: seconds by cause; `whole_s`: of the rounds in which the device took part.
-        rounds: those of a smaller number are in it.
-    """
-
+    # `spent`, `in_round`: by name, divided by the dilation, in nanoseconds
     spent: dict[str, dict[str, float]] = {}
     in_round: dict[str, dict[str, float]] = {}
-    waited: dict[str, dict[str, float]] = {}
+    waited: dict[str, dict[str, float]] = {}  # seconds by cause; `whole_s`: of the rounds in which the device took part
     whole_s: dict[str, float] = {}
-    rounds: int = 0
+    rounds: int = 0  # those of a smaller number are in it
 
     def add(self, row: RoundRow, devices: Mapping[str, DeviceRound], dilation: float) -> None:
         """A finished round."""
@@ -275,46 +228,32 @@ def _accumulate(into: dict[str, float], more: Mapping[str, int], dilation: float
 
 
 class RunState(msgspec.Struct):
-    """A run, as far as its records were read.
-
-    Attributes:
-        whole: the index keeps all records, for reports and traces.
-        patience: how many settled rounds stay in the index.
-        rev: grows with every call of the reducer.
-        epoch: grows when rows were removed, because a resumed run does rounds again.
-        elapsed_s: end of the time axis.
-        run: the index. Of sessions that are over it has who was there, clocks and calibration; of the session that goes
-            on also its last rounds.
-        first_row: index of the session's first row.
-        rounds: those of the index, by number.
-        sums: of rounds that the index has forgotten.
-        happened: faults, devices gone and back, work left out, steps of a scenario.
-        begun_ns: by session, when its first round began; 0: not yet. `before_s`: where that of the last session is on
-            the time axis.
-        lanes: whether rounds of this session overlap (an asynchronous method).
-        told: whether the end of the session is among the events. `told_events`, `told_limits`: how many of the index's
-            events and limits were looked at.
-    """
+    """A run, as far as its records were read."""
 
     version: int = VERSION
-    whole: bool = False
-    patience: int = PATIENCE
-    rev: int = 0
-    epoch: int = 0
-    elapsed_s: float = 0.0
+    whole: bool = False  # the index keeps all records, for reports and traces
+    patience: int = PATIENCE  # how many settled rounds stay in the index
+    rev: int = 0  # grows with every call of the reducer
+    epoch: int = 0  # grows when rows were removed, because a resumed run does rounds again
+    elapsed_s: float = 0.0  # end of the time axis
+    # the index. Of sessions that are over it has who was there, clocks and calibration; of the session that goes on
+    # also its last rounds
     run: RunFacts = msgspec.field(default_factory=RunFacts)
     rows: list[RoundRow] = []
     devices: dict[str, DeviceState] = {}
     events: list[RunEvent] = []
-    first_row: int = 0
-    rounds: dict[int, IndexedRound] = {}
-    sums: Sums = msgspec.field(default_factory=Sums)
-    happened: int = 0
+    first_row: int = 0  # index of the session's first row
+    rounds: dict[int, IndexedRound] = {}  # those of the index, by number
+    sums: Sums = msgspec.field(default_factory=Sums)  # of rounds that the index has forgotten
+    happened: int = 0  # faults, devices gone and back, work left out, steps of a scenario
     bytes_up: int = 0
     bytes_down: int = 0
+    # by session, when its first round began; 0: not yet. `before_s`: where that of the last session is on the time axis
     begun_ns: list[int] = []
     before_s: float = 0.0
-    lanes: bool = False
+    lanes: bool = False  # whether rounds of this session overlap (an asynchronous method)
+    # whether the end of the session is among the events. `told_events`, `told_limits`: how many of the index's events
+    # and limits were looked at
     told: bool = False
     told_events: int = 0
     told_limits: int = 0

@@ -20,11 +20,7 @@ from orchestrator.records.timeline.timeline import RoundTimeline, timelines
 
 def settle(state: RunState, over: bool) -> list[Event]:
     """Explain rounds that have ended; drop the facts of those that are known for good, and return which of them the
-    host disturbed.
-
-    Args:
-        over: nothing more will come of this session.
-    """
+    host disturbed. `over`: nothing more will come of this session."""
     session = state.session
     open = [facts for number, facts in session.rounds.items() if not state.rounds[number].settled]
     ended = [facts for facts in open if facts.finished is not None]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from edgebed.pacing import HOST
@@ -53,7 +54,7 @@ def summary_of(state: RunState) -> Summary:
         idle_share_mean=_mean([device.idle_share for device in devices.values()]),
         tasks_in_quota_share=in_quota.task_share,
         batches_in_quota_share=in_quota.piece_share,
-        late_rounds=late_rounds((row.late_s, row.seconds) for row in state.rows),
+        late_rounds=_late(state),
         early_s=_early(state),
         reference_s=by_origin([*kept, *(row.server for row in state.rows)]),
         orchestrator_share_mean=_orchestrator_share(rounds),
@@ -69,11 +70,7 @@ def summary_of(state: RunState) -> Summary:
 
 
 def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
-    """What a run is and how far it has come.
-
-    Args:
-        ends: `on_axis`.
-    """
+    """What a run is and how far it has come. `ends`: `on_axis`."""
     run = state.run
     started, last = run.started, run.sessions[-1]
     infos = [info for session in run.sessions for info in session.started.devices]
@@ -82,32 +79,22 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
     evaluated = [(at_s, accuracy) for i, at_s in ends if (accuracy := state.rows[i].accuracy) is not None]
     gaps = [gap for i, _ in ends if (gap := state.rows[i].gap_s) is not None]
     return Progress(
-        run=started.run,
-        experiment=started.experiment,
-        method=started.method,
-        seed=started.seed,
-        series=started.series,
-        setting=started.setting,
-        interleaved=started.interleaved,
-        backend=started.backend,
-        enforcement=run.enforcement,
+        **shared(started, Progress)
+        | {
+            "enforcement": run.enforcement,
+            "dilation": run.dilation,
+            "calibrated": run.calibrated and not _early(state) and not _late(state),
+            "speed": "" if run.enforcement == SIMULATED and started.speed == HOST else started.speed,
+            "host_index": host_index(run),
+        },
         costs=started.host.get("costs", ""),
-        dilation=run.dilation,
-        grain=started.grain,
-        speed="" if run.enforcement == SIMULATED and started.speed == HOST else started.speed,
-        host_index=host_index(run),
         kernel=started.host.get("kernel", ""),
         hz=int(hz) if (hz := started.host.get("hz", "")).isdecimal() else None,
-        dilation_by=started.dilation_by,
-        server_cpus=started.server_cpus,
-        held_server_cpus=last.started.held_server_cpus,
         server_note=server_note(run.dilation, started.server_cpus),
         threads_note=threads_note(run.dilation, one_thread),
-        calibrated=run.calibrated and not _early(state) and not late_rounds((r.late_s, r.seconds) for r in state.rows),
         started=run.sessions[0].started.wall,
         resumed=len(run.sessions) - 1,
         ended=last.finished.why if last.finished is not None else "not yet, or killed",
-        target_accuracy=started.target_accuracy,
         test_accuracy=last.tested.accuracy if last.tested is not None else None,
         boards=board_facts(run),
         unlimited=[device.name for device in devices if device.unlimited],
@@ -124,10 +111,19 @@ def progress(state: RunState, ends: Sequence[tuple[int, float]]) -> Progress:
     )
 
 
+def shared(source: Struct, target: type[Struct]) -> dict[str, Any]:
+    """The fields of a struct that another type has too, under the same names."""
+    return {name: getattr(source, name) for name in source.__struct_fields__ if name in target.__struct_fields__}
+
+
 def _early(state: RunState) -> dict[str, float]:
     """Devices that did not hold, and by how many seconds they were early at most."""
     found = {name: early_s(zip(each.kept, each.actual_s, strict=True)) for name, each in state.devices.items()}
     return {name: early for name, early in found.items() if early}
+
+
+def _late(state: RunState) -> int | None:
+    return late_rounds((row.late_s, row.seconds) for row in state.rows)
 
 
 def _orchestrator_share(rounds: Iterable[RoundFigures]) -> float | None:
@@ -166,33 +162,24 @@ def _rounds(state: RunState, ends: Sequence[tuple[int, float]]) -> list[RoundFig
 
 def _round(row: RoundRow, elapsed_s: float, host: HostOfRound) -> RoundFigures:
     return RoundFigures(
-        number=row.number + 1,
-        lane=row.lane,
+        **shared(row, RoundFigures)
+        | {
+            "number": row.number + 1,
+            "straggler": row.straggler or None,
+            "disturbed": host.causes,
+        },
         round_s=row.seconds or 0.0,
         elapsed_s=elapsed_s,
-        accuracy=row.accuracy,
-        loss=row.loss,
-        merged=row.merged,
-        block=row.block,
-        position=row.position,
-        bytes=row.bytes,
-        straggler=row.straggler or None,
         straggler_why=row.why if row.straggler else None,
         straggler_gaps_s=row.gap_s,
         straggler_behind_s=dict(zip(CAUSES, row.behind_s, strict=False)) if row.straggler else None,
         straggler_profile=row.profile,
-        waited_for=row.waited_for,
-        waited_s=row.waited_s,
-        late_s=row.late_s,
-        orchestrator_share=row.orchestrator_share,
         timeline_residual=row.residual,
         round_bounds=row.bounds,
-        disturbed=host.causes,
         disturbed_why=None if host.disturbed is None else host.why,
         host_speed=host.speed,
         stolen_share=host.stolen_share,
         others_share=host.others_share,
-        extra=row.extra,
         load=host.load,
         nodes={
             name: NodeOfRound(each.busy, each.stolen, each.others, each.load, each.clock_s)

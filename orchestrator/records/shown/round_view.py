@@ -88,12 +88,8 @@ def _server(facts: RoundFacts) -> list[Segment]:
 
 
 def median_round(rounds: Iterable[tuple[float, int]]) -> int | None:
-    """Which round of a run that is over is shown, unless another is asked for: the number of that of median length
-    (the lower median). None before the first has ended.
-
-    Args:
-        rounds: seconds and number of those that ended.
-    """
+    """Which round of a run that is over is shown, unless another is asked for: the number of that of median length (the
+    lower median). None before the first has ended. `rounds`: seconds and number of those that ended."""
     known = sorted(rounds)
     return known[(len(known) - 1) // 2][1] if known else None
 

@@ -23,16 +23,11 @@ SENSORS = "sensors"
 
 
 class BoardRound(msgspec.Struct, frozen=True, array_like=True):
-    """What a board's sensors say of one round. None: not known.
+    """What a board's sensors say of one round. None: not known."""
 
-    Attributes:
-        joules: power, linear between readings, over the whole round: waits are part of it.
-        celsius: of the hottest sensor at the hottest moment.
-        marks: what slowed the board down, or was changed on it, at some moment: of `MARKS`, in their order.
-    """
-
-    joules: float | None = None
-    celsius: float | None = None
+    joules: float | None = None  # power, linear between readings, over the whole round: waits are part of it
+    celsius: float | None = None  # of the hottest sensor at the hottest moment
+    # what slowed the board down, or was changed on it, at some moment: of `MARKS`, in their order
     marks: tuple[str, ...] | None = None
 
 

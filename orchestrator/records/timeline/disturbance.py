@@ -89,11 +89,8 @@ class HostOfRound(msgspec.Struct, frozen=True, array_like=True):
     starved: bool = False
 
     def compared(self, usual_ms: float | None) -> HostOfRound:
-        """With its speed against the usual one, and as disturbed where it was slow.
-
-        Args:
-            usual_ms: CPU time of a reference loop in the median round.
-        """
+        """With its speed against the usual one, and as disturbed where it was slow. `usual_ms`: CPU time of a reference
+        loop in the median round."""
         if self.disturbed is None:
             return self
         speed = usual_ms / self.loop_ms if usual_ms and self.loop_ms else None
@@ -153,11 +150,8 @@ def works_of(session: Session) -> dict[str, TaskWork]:
 
 
 def host_of_round(facts: RoundFacts, works: Mapping[str, TaskWork], limits: LimitsInForce) -> HostOfRound:
-    """What the host did in one round, not yet compared with the other rounds.
-
-    Args:
-        works: of the tasks of the round, by task.
-    """
+    """What the host did in one round, not yet compared with the other rounds. `works`: of the tasks of the round, by
+    task."""
     lost = {device: _lost_s(facts, device, works, limits) for device in facts.updates}
     host = facts.host
     if host is None:
@@ -207,14 +201,10 @@ def _shares(host: HostRound) -> tuple[float, float | None, float]:
     capacity_s = host.cores * (host.at_ns - host.start_ns) / 1e9
     if capacity_s <= 0:
         return 0.0, None, 0.0
-    ours = None if host.devices_s is None else host.devices_s + sum(_processes(host.load_s))
+    processes_s = sum(seconds for name, seconds in host.load_s.items() if name != "event loop")  # the loop is a thread
+    ours = None if host.devices_s is None else host.devices_s + processes_s
     others = None if ours is None else max(0.0, host.busy_s - ours) / capacity_s
     return (host.busy_s + host.stolen_s) / capacity_s, others, host.stolen_s / capacity_s
-
-
-def _processes(load_s: Mapping[str, float]) -> Iterable[float]:
-    """Without the event loop, which is a thread of the orchestrator."""
-    return (seconds for name, seconds in load_s.items() if name != "event loop")
 
 
 def disturbed_line(record: Record) -> str | None:

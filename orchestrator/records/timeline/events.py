@@ -25,11 +25,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def events(session: Session, happened: Iterable[t.Happened], limits: Iterable[t.LimitsSet]) -> list[Event]:
-    """What was not planned, and changes of profiles, in the order of time.
-
-    Args:
-        happened, limits: those of the session's that are looked at.
-    """
+    """What was not planned, and changes of profiles, in the order of time. `happened`, `limits`: those of the session's
+    that are looked at."""
     wanted = {id(row) for row in limits}
     dilation = session.started.dilation
     changed = [changed_profile(change, dilation) for change in changes(session) if id(change.after) in wanted]

@@ -62,22 +62,16 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True):
-    """One device in one round. Segments follow one another from the window's start to its end.
-
-    Attributes:
-        sums: nanoseconds by name, of all segments.
-        named_ns: reported lengths, on the device's clock, and its time offline.
-        overlap_ns: what was reported more than once.
-        disorder_ns: by how much placed phases contradict the orchestrator, beyond the offset's uncertainty: a download
-            before the task was sent or after it was delivered, an upload tail that began after the update's first chunk
-            had come or ended before its last had.
-    """
+    """One device in one round. Segments follow one another from the window's start to its end."""
 
     segments: tuple[Segment, ...]
-    sums: dict[str, int]
+    sums: dict[str, int]  # nanoseconds by name, of all segments
     window_ns: int
-    named_ns: int
-    overlap_ns: int
+    named_ns: int  # reported lengths, on the device's clock, and its time offline
+    overlap_ns: int  # what was reported more than once
+    # by how much placed phases contradict the orchestrator, beyond the offset's uncertainty: a download before the task
+    # was sent or after it was delivered, an upload tail that began after the update's first chunk had come or ended
+    # before its last had
     disorder_ns: int
 
     @property

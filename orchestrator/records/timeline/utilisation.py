@@ -12,18 +12,13 @@ from orchestrator.records.timeline.limits_in_force import LimitsInForce
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Shares of the limits that were in force, over the whole round: waits are part of it. None: not known.
+    """Shares of the limits that were in force, over the whole round: waits are part of it. None: not known."""
 
-    Attributes:
-        cpu: CPU time of its own work ÷ (quota × length of the round).
-        uplink, downlink: bits ÷ (rate × length of the round).
-        memory: memory at the end of its task ÷ limit.
-    """
-
-    cpu: float | None
+    cpu: float | None  # CPU time of its own work ÷ (quota × length of the round)
+    # `uplink`, `downlink`: bits ÷ (rate × length of the round)
     uplink: float | None
     downlink: float | None
-    memory: float | None
+    memory: float | None  # memory at the end of its task ÷ limit
 
 
 def loads_of(

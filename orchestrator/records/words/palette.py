@@ -170,6 +170,7 @@ def css() -> str:
         " ".join(f"--p-{name}: {getattr(one, theme)};" for name, one in PHASES.items()) for theme in ("light", "dark")
     )
     like = {name or "none": phase for name, phase in COLOURED_AS.items()} | {"out": "unreported"}
+    dashes = [" ".join(map(str, dash)) or "none" for dash in DASHES]
     rules = [
         f":root {{ {light} }}",
         f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}",
@@ -177,11 +178,7 @@ def css() -> str:
         *(f".p-{name} {{ --p: var(--p-{name}); }}" for name in PHASES),
         *(f".k-{name} {{ --p: var(--p-{phase}); }}" for name, phase in like.items()),
         *(f".c{index} {{ --p: {one}; }}" for index, one in enumerate(RUNS)),
-        *(f"path.d{index} {{ stroke-dasharray: {_lengths(dash)}; }}" for index, dash in enumerate(DASHES)),
+        *(f"path.d{index} {{ stroke-dasharray: {dash}; }}" for index, dash in enumerate(dashes)),
         *(f"rect.p-{name} {{ fill: url(#hatch-{name}); }}" for name in WAITS),
     ]
     return "\n".join(rules) + "\n"
-
-
-def _lengths(dash: tuple[int, ...]) -> str:
-    return " ".join(str(length) for length in dash) or "none"

@@ -199,6 +199,7 @@ CALIBRATION = ("device", "quantity", "condition", "requested", "measured", "erro
 RULES = {
     "enough": "released when enough devices were done",
     "deadline": "released by the deadline",
+    "budget": "ended by the run's budget of seconds",
     "quorum": "released when the quorum was done, after the deadline",
 }
 """What released a round that did not wait for all."""
