@@ -151,7 +151,7 @@ class FiveBoards:
     # ---- training ----
 
     def train_and_revoke(self) -> None:
-        with self.story.step("DTFL, three rounds, one board revoked in the second") as step:
+        with self.story.step("DTFL, three rounds, one board revoked after the first") as step:
             process = self.host.start("run", str(self.folder / "experiment.yaml"), "--method", "dtfl")
             try:
                 until(lambda: self._has_task(1) or process.poll() is not None, "the second round has begun", 240)
@@ -163,9 +163,10 @@ class FiveBoards:
             assert process.returncode == 0, said
             out = [each for each in self._records(DeviceOut) if each.device == self.revoked.name]
             merged = self._merged()
-            assert merged[0] == 5, merged
-            assert merged[1:] == [4, 4], merged
-            assert [each.round for each in out] == [1], out
+            assert len(out) == 1, out
+            whole = out[0].round  # rounds with all five; the board may end its second round before it is held
+            assert whole in (1, 2), out
+            assert merged == [5] * whole + [4] * (3 - whole), merged
             closed = revoked.partition("connections are closed ")[2].strip()
             step.happened = f"merged {merged}; connections closed {closed}; {out[0].why}"
 
