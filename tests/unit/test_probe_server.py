@@ -16,6 +16,7 @@ from edgebed.link.probe_server import PORTS, STRANGERS, ProbeServer
 
 PROBE = "ab" * 16
 HERE = "127.0.0.1"
+OTHER = "127.0.0.2"  # its ports are its own, whatever the other tests use meanwhile
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def drained(connection: socket.socket) -> None:
 async def test_more_calibrations_than_there_are_ports_are_told() -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in PORTS:
-            await stack.enter_async_context(ProbeServer([HERE], {HERE}))
+            await stack.enter_async_context(ProbeServer([OTHER], {OTHER}))
         with pytest.raises(CalibrationError, match="cannot listen") as told:
-            await stack.enter_async_context(ProbeServer([HERE], {HERE}))
+            await stack.enter_async_context(ProbeServer([OTHER], {OTHER}))
         assert str(PORTS[0]) in told.value.hint
