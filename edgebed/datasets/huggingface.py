@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from edgebed.typed import nearest
 from edgebed.vision import picture
 
 SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder that `save_to_disk` has written
-NAME = r"^(\w[\w.-]*/)?(\w[\w.-]*)?$"
+NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 
 class HuggingFace(DataSet):
@@ -26,7 +27,7 @@ class HuggingFace(DataSet):
 
     class Options(Subset, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path: str = ""  # a folder or file, relative to the folder of data sets
-        hub: Annotated[str, msgspec.Meta(pattern=NAME)] = ""  # in its place, a name of the hub
+        hub: str = ""  # in its place, a name of the hub: NAME or OWNER/NAME
         config: str = ""  # of a data set that has several
         revision: str = ""  # of the hub's data set; "": the newest
         train: str = "train"  # the part to train with
@@ -41,6 +42,8 @@ class HuggingFace(DataSet):
         def __post_init__(self) -> None:
             if bool(self.path) == bool(self.hub):
                 raise ValueError("write either `path`, a folder or file, or `hub`, a name of Hugging Face's hub")
+            if self.hub and not NAME.fullmatch(self.hub):
+                raise ValueError(f"hub: {self.hub!r} is no name of the hub; write NAME or OWNER/NAME")
 
     options: Options
 
@@ -95,6 +98,10 @@ class HuggingFace(DataSet):
         o, path = self.options, root / self.options.path
         try:
             if o.hub:
+                if Path(o.hub).exists():  # the library would read it in place of the hub's
+                    raise UsageError(
+                        f"there is a {o.hub!r} in this folder", hint="name it as `path`, or start elsewhere"
+                    )
                 return library.load_dataset(o.hub, o.config or None, revision=o.revision or None)
             if any((path / name).is_file() for name in SAVED):
                 return library.load_from_disk(str(path))

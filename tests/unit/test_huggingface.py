@@ -169,6 +169,16 @@ def test_answers_that_are_kept_secret_are_missing(tmp_path: Path) -> None:
     assert load(tmp_path, path="contest", test="validation").test_y.tolist() == [0, 1, 0, 1]
 
 
+def test_a_folder_that_is_called_as_a_data_set_of_the_hub_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.csv").write_text("a,label\n1,x\n2,y\n")
+    with pytest.raises(UsageError, match="there is a 'mine' in this folder"):
+        load(tmp_path, hub="mine")
+
+
 @pytest.mark.parametrize("options", [{}, {"path": "a", "hub": "b"}, {"hub": "../keys"}, {"hub": "/etc/passwd"}])
 def test_data_are_named_once_and_the_hub_by_a_name(options: dict[str, str]) -> None:
     with pytest.raises(PluginError):
