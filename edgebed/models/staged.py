@@ -238,8 +238,7 @@ class CommonOptions(TrainedPart, frozen=True, forbid_unknown_fields=True):
     """What every model takes beside its own options."""
 
     channels_last: bool = False
-    """Convolutions keep their weights and features with the channels last in memory. It is faster on most CPUs; the last
-    bits differ."""
+    """Convolutions keep weights and features with the channels last in memory: faster on most CPUs, other last bits."""
 
 
 class WithOptions(ModelPlugin):
@@ -252,7 +251,9 @@ class WithOptions(ModelPlugin):
     def build(self, task: LearningTask) -> StagedModel:
         model = self.whole.build(task)
         train_part(model, self.common)
-        return model.to(memory_format=torch.channels_last) if self.common.channels_last else model
+        if self.common.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
 
 
 class Models(Registry[ModelPlugin]):
