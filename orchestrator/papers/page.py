@@ -273,15 +273,21 @@ def _judged(parts: Sequence[Part]) -> Iterator[tuple[Part, Verdict]]:
 
 def _claim_line(part: Part, verdict: Verdict) -> str:
     claim = verdict.claim
-    several = len({pair.row for pair in verdict.pairs}) > 1
-    names = [f"{pair.row}, {pair.column}" if several else pair.column for pair in verdict.pairs]
-    ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
-    paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
+    told = [(_name(pair, verdict), pair) for pair in verdict.pairs]
+    ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in told)
+    paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in told if pair.paper is not None) or NONE
     rule = f"{claim.quantity}: {limits(claim, claim.than or part.table.baseline)}"
     title = part.table.title.partition(":")[0]
     return (
         f"| {title}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} | `{part.command}` |"
     )
+
+
+def _name(pair: Pair, verdict: Verdict) -> str:
+    """What tells it from the other pairs of its verdict."""
+    if len({each.row for each in verdict.pairs}) == 1:
+        return pair.column
+    return pair.row if len({each.column for each in verdict.pairs}) == 1 else f"{pair.row}, {pair.column}"
 
 
 def _exact_lines(path: Path, table: Reproduction) -> list[str]:
