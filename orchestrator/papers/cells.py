@@ -338,7 +338,9 @@ def differ_at_start(cell: Cell, first: FirstRounds, figures: RunFigures, *, exac
         ]
     norms = zip(first.norms, cell.first_rounds.norms, strict=True)
     far = not all(isclose(a, b, rel_tol=NORM_TOLERANCE) for a, b in norms)
-    return ["the norms of the first rounds' weights differ"] if far else []
+    if not far:
+        return []
+    return [f"the norms of the first rounds' weights differ: {first.norms}, not {cell.first_rounds.norms}"]
 
 
 def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
