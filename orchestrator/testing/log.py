@@ -38,36 +38,31 @@ class Log:
 
 @dataclass
 class Altered(Log):
-    """Adds `by` to each parameter of one update.
+    """Adds `change` to update number `at` (from 0); `with_base`, to the weights that its device began with, too.
 
     Attributes:
-        parameters: their names.
-        at: number of the update, from 0; -1 for none.
-        with_base: add it to the weights that its device began with, too.
         seen: of each update its device, whether others were merged since it began, and the number of its merge.
         after: the global weights after each merge.
     """
 
-    parameters: frozenset[str] = frozenset()
     at: int = -1
     with_base: bool = False
-    by: float = 0.01
+    change: Weights = field(default_factory=dict)
     seen: list[tuple[str, bool, int]] = field(default_factory=list)
     after: list[Weights] = field(default_factory=list)
 
     def merging(self, weights: Weights, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
-        return [self._taken(part, late=part.base is not weights) for part in contributions]
+        given = []
+        for part in contributions:
+            if len(self.seen) == self.at:
+                base = self._changed(part.base) if self.with_base else part.base
+                part = msgspec.structs.replace(part, weights=self._changed(part.weights), base=base)
+            given.append(part)
+            self.seen.append((part.device, part.base is not weights, len(self.after)))
+        return given
 
     def merged(self, weights: Weights) -> None:
         self.after.append(weights)
 
-    def _taken(self, part: Contribution, *, late: bool) -> Contribution:
-        altered = len(self.seen) == self.at
-        self.seen.append((part.device, late, len(self.after)))
-        if not altered:
-            return part
-        base = self._moved(part.base) if self.with_base else part.base
-        return msgspec.structs.replace(part, weights=self._moved(part.weights), base=base)
-
-    def _moved(self, weights: Weights) -> Weights:
-        return {name: w + self.by if name in self.parameters else w for name, w in weights.items()}
+    def _changed(self, weights: Weights) -> Weights:
+        return {name: w + self.change.get(name, 0) for name, w in weights.items()}

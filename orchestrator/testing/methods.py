@@ -168,47 +168,32 @@ async def what_it_keeps_drives_it_nowhere_else(case: Case) -> None:
 
 async def moved(case: Case, at: int, *, with_base: bool = False) -> float:
     """How far the parameters move in the next change of the global weights if update `at`, and with it the weights that
-    it began with, is moved by 1; 0 where they do not change again."""
-    names = frozenset(name for name, _ in small_model().named_parameters())
-    plain, other = Altered(parameters=names), Altered(parameters=names, at=at, with_base=with_base)
+    its device began with, is moved by 1; 0 where they do not change again."""
+    change = {name: torch.full_like(value, 0.01) for name, value in small_model().named_parameters()}
+    plain, other = Altered(), Altered(at=at, with_base=with_base, change=change)
     for log in (plain, other):
         await play(make(case), initial(), THREE, range(OVERLAPPING), log=log)
-    before = plain.seen[at][2]
-    for one, two in zip(plain.after[before:], other.after[before:], strict=True):
-        if one is not plain.after[before - 1]:
-            return max(float((two[name] - one[name]).abs().max()) for name in names) / plain.by
-    return 0.0
+    first = plain.seen[at][2]
+    changed = (place for place in range(first, len(plain.after)) if plain.after[place] is not plain.after[first - 1])
+    place = next(changed, 0)
+    return max(float(((other.after[place][n] - plain.after[place][n]) / change[n]).abs().max()) for n in change)
 
 
-async def late_and_fresh(case: Case) -> tuple[int, int]:
-    """Numbers of two updates of a device: of one before whose merge others were merged since it began, and of one for
-    which that is not so. (-1, -1) where there are none: rounds do not overlap, or whole models are merged."""
-    method, log = make(case), Altered()
-    if method.merges_models or len((await whole(case)).log.plans) <= ROUNDS:
-        return -1, -1
-    await play(method, initial(), THREE, range(OVERLAPPING), log=log)
-    numbers = {(device, late): number for number, (device, late, _) in reversed([*enumerate(log.seen)])}
-    both = [
-        (numbers[device, True], n) for (device, late), n in numbers.items() if not late and (device, True) in numbers
-    ]
-    return min(both, default=(-1, -1))
-
-
-async def a_late_update_undoes_nothing_of_others(case: Case) -> None:
-    """Where rounds overlap, an update that changed nothing changes nothing, whatever was merged since it began."""
-    late, _ = await late_and_fresh(case)
-    require(
-        late < 0 or await moved(case, late, with_base=True) < SMALL,
-        "an update counts for more than its difference from `base`, and undoes what was merged since its device began; "
-        "where whole models are merged, of whatever age, say `merges_models = True`",
-    )
-
-
-async def a_late_update_weighs_no_more_than_a_fresh_one(case: Case) -> None:
-    """Inverted staleness, that is."""
-    late, fresh = await late_and_fresh(case)
-    if late >= 0:
-        of_late, of_fresh = await moved(case, late), await moved(case, fresh)
+async def brings_its_change_alone_however_late(case: Case) -> None:
+    """Where rounds overlap: an update of a device that learned nothing changes nothing, whatever was merged since the
+    device began, and none weighs more than a fresh one of the same device."""
+    log = Altered()
+    if make(case).merges_models or len((await whole(case)).log.plans) <= ROUNDS:
+        return
+    await play(make(case), initial(), THREE, range(OVERLAPPING), log=log)
+    late, fresh = ({d: n for n, (d, is_late, _) in [*enumerate(log.seen)][::-1] if is_late == kind} for kind in (1, 0))
+    for device in sorted(late.keys() & fresh.keys())[:1]:
+        require(
+            await moved(case, late[device], with_base=True) < SMALL,
+            "an update counts for more than its difference from `base`, and undoes what was merged since its device "
+            "began; where whole models are merged, of whatever age, say `merges_models = True`",
+        )
+        of_late, of_fresh = await moved(case, late[device]), await moved(case, fresh[device])
         require(
             of_late <= (1 + SMALL) * of_fresh,
             f"an update moves the weights by {of_late:.3f} of its length where others were merged since its device "
@@ -337,8 +322,7 @@ CHECKS: tuple[Check, ...] = (
     merges_three_devices_to_finite_weights,
     gets_better_at_what_it_trains_on,
     what_it_keeps_drives_it_nowhere_else,
-    a_late_update_undoes_nothing_of_others,
-    a_late_update_weighs_no_more_than_a_fresh_one,
+    brings_its_change_alone_however_late,
     gives_the_same_bits_whatever_the_order_of_arrival,
     loses_a_device_at_no_cost_to_the_others,
     keeps_no_trace_of_a_lost_device,

@@ -13,8 +13,7 @@ from edgebed.plugin_code import read_plugin, use
 from orchestrator.testing.methods import (
     Case,
     Check,
-    a_late_update_undoes_nothing_of_others,
-    a_late_update_weighs_no_more_than_a_fresh_one,
+    brings_its_change_alone_however_late,
     cases_of,
     gets_better_at_what_it_trains_on,
     goes_on_when_an_agent_is_started_again,
@@ -26,11 +25,7 @@ from tests.strangers import alone
 __all__ = ["alone"]
 
 METHODS_FOLDER = Path(edgebed.methods.__file__).parent
-KEEPS, LATE, WEIGHS = (
-    what_it_keeps_drives_it_nowhere_else,
-    a_late_update_undoes_nothing_of_others,
-    a_late_update_weighs_no_more_than_a_fresh_one,
-)
+KEEPS, LATE = what_it_keeps_drives_it_nowhere_else, brings_its_change_alone_however_late
 MUTANTS: dict[str, tuple[str, str, str, Check, str]] = {
     "the correction": ("scaffold", "(c[name] - c_i[name]) * y", "(c_i[name] - c[name]) * y", KEEPS, "wrong sign"),
     "the way in c_i": ("scaffold", "(x[name] - y[name]) / k_lr", "(y[name] - x[name]) / k_lr", KEEPS, "wrong sign"),
@@ -58,7 +53,7 @@ MUTANTS: dict[str, tuple[str, str, str, Check, str]] = {
         gets_better_at_what_it_trains_on,
         "the loss on the devices' samples is",
     ),
-    "staleness": ("fedbuff", "1 / (1 + staleness) ** 0.5", "(1 + staleness) ** 0.5", WEIGHS, "by 0.236 of its length"),
+    "staleness": ("fedbuff", "1 / (1 + staleness) ** 0.5", "(1 + staleness) ** 0.5", LATE, "by 0.236 of its length"),
     "the newest weights as base": ("fedbuff", "part.base[name] if", "w if", LATE, "`merges_models = True`"),
     "no buffer in a checkpoint": (
         "fedbuff",
@@ -96,4 +91,3 @@ async def test_whole_models_are_merged_where_a_method_says_so(tmp_path: Path) ->
     case = plugged(tmp_path, "the newest weights as base", "mutant_models")
     METHODS.classes()[case[0]].merges_models = True
     await LATE(case)
-    await WEIGHS(case)
