@@ -403,13 +403,27 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
     body = encode_tensors(weights, Codec())
     pool = HalfPool(whole, owned, torch.device("cpu"), batched=batched, notify=lambda text: None)
     for device in "abc":
-        pool.expect(assignment(device=device), body)
+        pool.expect(0, assignment(device=device), body)
     pool.forget("c")
     for device in "ab":
         own = assignment(device=device)
         batches = ShardBatches(owned[device], own)
         assert isinstance(all_of(pool.begin(own, body, batches, {}), batches)[-1][1], Trained)
     assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
+
+
+def test_devices_of_two_rounds_train_alone(tmp_path: Path) -> None:
+    """A simulation that goes on may do only one of these rounds again, and must compute the same bits."""
+    whole = model()
+    owned = dict(zip("ab", shards(tmp_path, 2), strict=True))
+    body = encode_tensors({name: whole.weights()[name] for name in whole.names_below(2, head=True)}, Codec())
+    pool = HalfPool(whole, owned, torch.device("cpu"), batched=True, notify=lambda text: None)
+    for round, device in enumerate("ab"):
+        pool.expect(round, assignment(device=device), body)
+    for device in "ab":
+        batches = ShardBatches(owned[device], own := assignment(device=device))
+        all_of(pool.begin(own, body, batches, {}), batches)
+    assert (pool.together, pool.alone) == (0, 2)
 
 
 def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) -> None:
