@@ -44,7 +44,7 @@ HEAD = """\
 
 This page is made from the files under `results/` by `edgebed reproduce --page`, and holds no other figures. Each of
 those files is a *cell*: one run of a row and column of a paper's table with one seed, simulated with counted costs
-([reproduce.md](reproduce.md)). Measurements on throttled devices are in [evidence](evidence/limits.md).
+([reproduce](reproduce.md)). Measurements on throttled devices are in [evidence](evidence/limits.md).
 
 Scales: `digits` is a small network on the digits of scikit-learn; `real` is MNIST or CIFAR-10 (JPEG), with the paper's
 network or a smaller relative; `full` is the paper's own. The section of a table says what is the same as in the paper.
