@@ -11,8 +11,7 @@ import typer
 from edgebed.datasets.base import DATASETS
 from edgebed.datasets.partition import PARTITIONS
 from edgebed.methods.base import METHODS
-from edgebed.models.staged import MODELS
-from edgebed.models.trained_part import TrainedPart
+from edgebed.models.staged import MODELS, CommonOptions
 from edgebed.plugins import Plugin, Registry
 from orchestrator.cli.arguments import Plugins
 from orchestrator.cli.console import print_json
@@ -55,7 +54,7 @@ def command(
 def schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file; texts are those of `profiles/keys.yaml` and of the structs."""
     plugins = {cls: cls.Options for *_, registry in CHOSEN for cls in _classes(registry)}
-    types = [FILES[kind], *((*plugins.values(), TrainedPart) if kind == "experiment" else ())]
+    types = [FILES[kind], *((*plugins.values(), CommonOptions) if kind == "experiment" else ())]
     (whole, *found), parts = msgspec.json.schema_components(
         types, schema_hook=lambda kind: {"title": kind.__name__}, ref_template=f"{REF}{{name}}"
     )
@@ -65,7 +64,7 @@ def schema(kind: Kind) -> dict[str, Any]:
             parts[struct]["properties"][key]["description"] = text
     if kind == "experiment":
         options = {cls: parts[name] for cls, name in zip(plugins, names[:-1], strict=True)}
-        part = parts.pop(TrainedPart.__name__)["properties"]
+        part = parts.pop(CommonOptions.__name__)["properties"]
         for cls in _classes(MODELS):
             options[cls] = {**options[cls], "properties": {**options[cls]["properties"], **part}}
         for struct, key, registry in CHOSEN:

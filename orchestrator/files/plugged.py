@@ -12,7 +12,7 @@ from typing import Any
 from edgebed import plugin_code
 from edgebed.errors import FileError, PluginError, UsageError, printable
 from edgebed.models.network import code_of
-from edgebed.models.staged import PartlyTrained
+from edgebed.models.staged import WithOptions
 from edgebed.module_process import OURS
 from edgebed.plugin_code import LOADED, PluginCode, classes_of, read_plugin, sha256_of, use
 from edgebed.plugins import Plugin
@@ -103,7 +103,7 @@ def codes_of(specs: Sequence[str]) -> list[PluginCode]:
 def also_used(specs: Sequence[str], made: Iterable[Plugin]) -> list[str]:
     """Plug-ins that are not among `specs`, and of which one of these was made: those that installed packages offer."""
     named = {Path(spec).stem for spec in specs}
-    own = (each.whole if isinstance(each, PartlyTrained) else each for each in made)
+    own = (each.whole if isinstance(each, WithOptions) else each for each in made)
     owners = dict.fromkeys(type(each).__module__.partition(".")[0] for each in own)
     return [each for each in owners if each in LOADED and each not in named]
 

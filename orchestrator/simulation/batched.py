@@ -22,6 +22,7 @@ from edgebed.device.batches import Batches, ShardBatches
 from edgebed.errors import DivergedError
 from edgebed.methods.base import Batch, Outgoing, Trained, trained_names, trains_head
 from edgebed.methods.parts.local_training import Half, make_optimizer
+from edgebed.models.costs import built_costs
 from edgebed.models.learning import blank_x, blank_y, loss_of
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.models.trained_part import training_mode
@@ -40,6 +41,10 @@ FREE_SHARE = 0.8
 
 MOST = 64
 """The most devices that train together; more do not make it faster."""
+
+LAYER_FLOPS = 1e7
+"""On the CPU devices train alone where a step takes more operations in each layer. A stack saves the time that small
+operations take to start. Larger ones are slower in a stack, convolutions of 32x32 pixels two to three times."""
 
 
 def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
@@ -66,6 +71,15 @@ def memory_bytes(accelerator: torch.device) -> int:
 def fits(memory_bytes: int, each_bytes: int) -> int:
     """How many devices may train at once, each of which takes so many bytes."""
     return max(1, min(MOST, memory_bytes // each_bytes))
+
+
+def layer_flops(model: StagedModel, assignment: Assignment, samples: int) -> float:
+    """The mean operations of a layer in a step of a device, with so many samples."""
+    head = trains_head(assignment)
+    held = nn.ModuleList([model.lower(assignment.stages), *([model.head(assignment.stages)] if head else [])])
+    layers = sum(any(True for _ in each.parameters(recurse=False)) for each in held.modules())
+    costs = built_costs(model, "", "", samples)
+    return costs.training_flops(assignment.stages, assignment.train_from, head=head) / max(1, layers)
 
 
 def row_bytes(model: StagedModel, assignment: Assignment, shard: Shard) -> int:

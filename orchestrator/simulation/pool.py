@@ -17,7 +17,16 @@ from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights
 from edgebed.wire.codecs import decode_tensors
 from edgebed.wire.messages import Assignment
-from orchestrator.simulation.batched import BUDGET_BYTES, BatchedTrainer, StackedPart, fits, kind_of, row_bytes
+from orchestrator.simulation.batched import (
+    BUDGET_BYTES,
+    LAYER_FLOPS,
+    BatchedTrainer,
+    StackedPart,
+    fits,
+    kind_of,
+    layer_flops,
+    row_bytes,
+)
 
 BeginAlone = Callable[[StagedModel, Assignment, Body, Batches, Weights], Half]
 ALONE: BeginAlone = partial(begin_half, keep=True)
@@ -54,6 +63,7 @@ class HalfPool:
         self._shards, self._accelerator = shards, accelerator
         self._memory_bytes, self._kinds = memory_bytes, dict[bytes, int]()
         self._batched, self._notify, self._begin = batched, notify, begin
+        self._layer_flops = dict[tuple[int, int, int], float]()  # by stages, first trained stage, and samples of a step
         self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
         self._rows: dict[str, tuple[Assignment, StackedPart]] = {}
         self._alone: set[bytes] = set()  # kinds that cannot be stacked
@@ -100,6 +110,9 @@ class HalfPool:
         if kind is None or assignment.device not in waiting or kind in self._alone:
             return
         if kind not in self._kinds:
+            if self._is_slower_together(assignment):
+                self._alone.add(kind)
+                return
             self._kinds[kind] = row_bytes(self._model, assignment, self._shards[assignment.device])
         room = fits(self._memory_bytes, self._kinds[kind])
         others = [name for name in waiting if name != assignment.device][: room - 1]
@@ -115,6 +128,15 @@ class HalfPool:
             return
         for (name, (own, _)), row in zip(chosen.items(), rows, strict=True):
             self._rows[name] = (own, row)
+
+    def _is_slower_together(self, assignment: Assignment) -> bool:
+        if self._accelerator.type != "cpu":
+            return False
+        samples = min(self._shards[assignment.device].samples, assignment.batch_size)
+        key = (assignment.stages, assignment.train_from, samples)
+        if key not in self._layer_flops:
+            self._layer_flops[key] = layer_flops(self._model, assignment, samples)
+        return self._layer_flops[key] > LAYER_FLOPS
 
     def _together(self, chosen: Mapping[str, tuple[Assignment, Body]]) -> list[StackedPart]:
         decoded: dict[int, Weights] = {}

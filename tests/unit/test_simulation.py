@@ -28,6 +28,7 @@ from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
 from orchestrator.clock import now_ns
 from orchestrator.experiment import Experiment, Simulation, Surrogate
 from orchestrator.references.work_laws import work_key
+from orchestrator.simulation import pool as pool_module
 from orchestrator.simulation.batched import (
     BUDGET_BYTES,
     FREE_SHARE,
@@ -36,6 +37,7 @@ from orchestrator.simulation.batched import (
     StackedPart,
     fits,
     kind_of,
+    layer_flops,
     memory_bytes,
     row_bytes,
     saved_bytes,
@@ -395,8 +397,11 @@ def test_only_halves_that_are_known_and_wait_for_nobody_train_together(tmp_path:
         assert kind_of(assignment(**alone), shard) is None
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batched", "most_flops"), [(True, 1e7), (True, 1.0), (False, 1e7)])
+def test_the_pool_trains_together_what_was_announced_and_is_small(
+    batched: bool, most_flops: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LAYER_FLOPS", most_flops)
     whole = model()
     owned = dict(zip("abc", shards(tmp_path, 3), strict=True))
     weights = {name: whole.weights()[name] for name in whole.names_below(2, head=True)}
@@ -409,7 +414,14 @@ def test_the_pool_trains_together_what_was_announced(batched: bool, tmp_path: Pa
         own = assignment(device=device)
         batches = ShardBatches(owned[device], own)
         assert isinstance(all_of(pool.begin(own, body, batches, {}), batches)[-1][1], Trained)
-    assert (pool.together, pool.alone) == ((2, 0) if batched else (0, 2))
+    assert (pool.together, pool.alone) == ((2, 0) if batched and most_flops > 1 else (0, 2))
+
+
+def test_the_operations_of_a_layer_in_a_step() -> None:
+    """A convolution forward, and backward without the gradient of the input; the head's in full."""
+    whole = seeded(lambda: MODELS.create({"name": "cnn-small"}).build(LearningTask((1, 8, 8), 10)), 0)
+    conv, head = 2 * 64 * 8 * 9, 2 * 8 * 10
+    assert layer_flops(whole, assignment(stages=1), 5) == 5 * (2 * conv + 3 * head) / 2
 
 
 def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) -> None:

@@ -320,3 +320,23 @@ def test_an_agent_lets_go_of_what_a_task_brought_beside_weights() -> None:
     done(device, {**whole, "given.c": torch.ones(3), "kept.left_out": torch.ones(3)}, "b1")
     _, kept = vars(device)["_built"]
     assert (kept.given, kept.kept) == ({}, {})
+
+
+# ---- channels last ----
+
+
+@pytest.mark.parametrize("spec", [{"name": "resnet-tiny"}, {"name": "cnn-small", "trainable": ["fc*"]}])
+def test_a_network_with_the_channels_last_computes_the_same(spec: dict[str, Any]) -> None:
+    plain, last = built(spec, PICTURES).train(), built({**spec, "channels_last": True}, PICTURES).train()
+    x = blank_x(PICTURES, 4, torch.Generator().manual_seed(0))
+    assert all(torch.equal(value, last.weights()[name]) for name, value in plain.weights().items())
+    ys = [each(x) for each in (plain, last)]
+    torch.testing.assert_close(*ys)
+    for y in ys:
+        y.sum().backward()
+    for (name, one), other in zip(plain.named_parameters(), last.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=name)
+    (kernel,) = [each for each in last.parameters() if each.dim() == 4][1:2]
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+    assert decode_tensors(encode_tensors(last.weights(), Codec())).keys() == last.weights().keys()
