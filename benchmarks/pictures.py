@@ -49,8 +49,9 @@ def main() -> None:
         subprocess.run([*COMMAND, "report", str(folder)], check=True, stdout=subprocess.DEVNULL)
     with page_of(runs) as address, browser() as chromium:
         take(chromium, address, runs)
-    curve = [*"compare side-by-side-* --baseline fedavg --figure accuracy-time --width page --svg".split(), str(CURVE)]
-    subprocess.run([*COMMAND, *curve], check=True, stdout=subprocess.DEVNULL)
+    curve = ["--figure", "accuracy-time", "--width", "page", "--svg", str(CURVE)]
+    compare = [*COMMAND, "compare", "side-by-side-*", "--baseline", "fedavg", *curve]
+    subprocess.run(compare, check=True, stdout=subprocess.DEVNULL)
     for path in sorted([*DOCS.glob("*.png"), CURVE]):
         figure(f"{path.name}, kB", path.stat().st_size / 1000)
 

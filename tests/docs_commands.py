@@ -78,7 +78,7 @@ NOT_PLAYED = {
     "docs/security.md": {WHOLE_PAGE: "needs a broker on another host; docs/howto/own-broker.md is played"},
     "docs/serving.md": {WHOLE_PAGE: "needs root and minutes; tests/e2e/test_serve.py does the same"},
     "docs/speed.md": {WHOLE_PAGE: "measures time; tests/unit/test_cli_reference.py has the commands"},
-    "docs/throttling.md": {"edgebed calibrate": "needs root and Docker, and measures time; tests/component has each backend"},
+    "docs/throttling.md": {"edgebed calibrate": "needs root, Docker and quiet; tests/component has each backend"},
     "docs/howto/boards-beside-containers.md": {
         "sudo apt": BOARD,
         "edgebed boards serve": BOARD,
