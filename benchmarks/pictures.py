@@ -22,6 +22,7 @@ from benchmarks._page import browser
 from benchmarks._paths import ROOT
 
 DOCS = ROOT / "docs"
+CURVE = DOCS / "accuracy-time.svg"
 COMMAND = [sys.executable, "-m", "orchestrator"]
 EXPERIMENT = {
     "name": "side-by-side",
@@ -48,7 +49,10 @@ def main() -> None:
         subprocess.run([*COMMAND, "report", str(folder)], check=True, stdout=subprocess.DEVNULL)
     with page_of(runs) as address, browser() as chromium:
         take(chromium, address, runs)
-    for path in sorted(DOCS.glob("*.png")):
+    curve = ["--figure", "accuracy-time", "--width", "page", "--svg", str(CURVE)]
+    compare = [*COMMAND, "compare", "side-by-side-*", "--baseline", "fedavg", *curve]
+    subprocess.run(compare, check=True, stdout=subprocess.DEVNULL)
+    for path in sorted([*DOCS.glob("*.png"), CURVE]):
         figure(f"{path.name}, kB", path.stat().st_size / 1000)
 
 

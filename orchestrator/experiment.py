@@ -206,6 +206,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partition: Partition = Partition()
     privacy: PrivacySection = PrivacySection()
     model: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "resnet-tiny"})
+    weights: str | None = None  # safetensors file that runs begin with; None: all as the seed draws them
     methods: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]  # they run in turn on the same fleet
     interleave: bool = False  # round by round, and not one method after the other (`orchestrator.runs.turns`)
     training: Training = Training()

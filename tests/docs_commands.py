@@ -51,6 +51,8 @@ PLAYED = {
     "docs/data.md": Played(),
     "docs/models.md": Played(after=("docs/howto/compare.md",)),
     "docs/methods.md": Played(),
+    "docs/simulator.md": Played(),
+    "docs/throttling.md": Played(fleet=True),
     "docs/method-interface.md": Played(),
 }
 
@@ -59,7 +61,6 @@ DOCKER = "needs Docker; tests/component/test_boards_run.py runs a board beside a
 SWARM = "needs two hosts; tests/e2e/test_swarm.py does this with three engines on one machine"
 INSTALLS = "installs packages; tests/e2e/test_wheel.py installs the wheel"
 PLACEHOLDERS = "names runs and files of the reader; pages of docs/howto have the same commands and are played"
-CELLS = "takes minutes; tests/component/test_paper_commands.py computes cells and checks them"
 TRANSCRIPT = "shows what is printed; tests/unit and tests/component hold it"
 
 NOT_PLAYED = {
@@ -76,9 +77,8 @@ NOT_PLAYED = {
     "docs/reproduce.md": {WHOLE_PAGE: "takes hours; docs/howto/papers-table.md is played"},
     "docs/security.md": {WHOLE_PAGE: "needs a broker on another host; docs/howto/own-broker.md is played"},
     "docs/serving.md": {WHOLE_PAGE: "needs root and minutes; tests/e2e/test_serve.py does the same"},
-    "docs/simulator.md": {WHOLE_PAGE: PLACEHOLDERS},
     "docs/speed.md": {WHOLE_PAGE: "measures time; tests/unit/test_cli_reference.py has the commands"},
-    "docs/throttling.md": {WHOLE_PAGE: "needs root or Docker, and measures time; tests/component has each backend"},
+    "docs/throttling.md": {"edgebed calibrate": "needs root, Docker and quiet; tests/component has each backend"},
     "docs/howto/boards-beside-containers.md": {
         "sudo apt": BOARD,
         "edgebed boards serve": BOARD,
@@ -90,18 +90,13 @@ NOT_PLAYED = {
         "edgebed fleet push-image": SWARM,
         "edgebed calibrate": SWARM,
     },
-    "docs/howto/share-a-host.md": {"edgebed run lab/experiment.yaml --log-file": "runs again what other pages run"},
     "docs/howto/scenario.md": {"sudo": "needs root; tests/e2e/test_scenario.py runs scenarios on limited devices"},
     "docs/howto/own-broker.md": {"edgebed run lab/experiment.yaml --broker mqtts": "needs a broker on another host; "
                                  "tests/component/test_own_broker.py has one with TLS"},
     "docs/howto/papers-table.md": {
-        "edgebed reproduce fedpmt-table3 --column 'iid none 50 %' --seeds 1 --results": CELLS,
         "edgebed reproduce fedpmt-table3 --column 'iid none 50 %' --seeds 1 --throttled": "takes an hour on devices",
     },
-    "docs/howto/plug-in.md": {"pytest": "repeats the checks; tests/component/test_check_method.py has the option"},
     "docs/data.md": {"edgebed data profiles/experiments/demo.yaml --set data.name=mnist": "needs MNIST"},
-    "docs/methods.md": {"edgebed simulate profiles/experiments/try.yaml\n":
-                        "takes minutes; tests/contract/test_methods.py plays every method"},
 }  # fmt: skip
 """By page, and by how the block begins: why no test plays it."""
 

@@ -204,6 +204,9 @@ class Method(Plugin):
     trains_part = False
     """Whether it can train a part of the weights, where the model names one (`edgebed.models.trained_part`)."""
 
+    merges_models = False
+    """Whether, where rounds overlap, an update counts as a whole model and not as its difference from `base`."""
+
     remembers: ClassVar[str] = ""
     """Name of the attribute whose struct is all that the method remembers as plain data."""
 

@@ -40,6 +40,7 @@ class FedAT(FedAvg):
     """
 
     name = "fedat"
+    merges_models = True
     remembers = "memory"
     variants = ({"mu": 0.1, "tiers": 2, "profiling": 2},)
 

@@ -1,4 +1,4 @@
-"""`edgebed calibrate`: compares requested with measured CPU and bandwidth of every device; exit code 0 or 1."""
+"""`edgebed calibrate`: compares requested with measured CPU and link rates of every device; exit code 0 or 1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure whether every device of FLEET gets the CPU and bandwidth of its profile; exit code 1 if one does not."""
+    """Measure whether every device of FLEET gets CPU and link rates of its profile; exit code 1 if one does not."""
     spec = with_facts(load_fleet(fleet))
     outcome = run_to_end(_calibrate(spec, backend, dilation, grain, short))
     if as_json:

@@ -44,7 +44,7 @@ HEAD = """\
 
 This page is made from the files under `results/` by `edgebed reproduce --page`, and holds no other figures. Each of
 those files is a *cell*: one run of a row and column of a paper's table with one seed, simulated with counted costs
-([reproduce.md](reproduce.md)). Measurements on throttled devices are in [evidence](evidence/limits.md).
+([reproduce](reproduce.md)). Measurements on throttled devices are in [evidence](evidence/limits.md).
 
 Scales: `digits` is a small network on the digits of scikit-learn; `real` is MNIST or CIFAR-10 (JPEG), with the paper's
 network or a smaller relative; `full` is the paper's own. The section of a table says what is the same as in the paper.
@@ -240,7 +240,8 @@ def _text(parts: Sequence[Part], others: Sequence[str], of_papers: Sequence[Pict
     yield HEAD
     yield f"## Rules for a verdict\n\n{RULES}\n"
     yield "## Claims\n"
-    yield "| claim | verdict | paper | ours | scale | command |\n|---|---|---|---|---|---|"
+    yield "`edgebed reproduce TABLE --scale SCALE` computes a line again (an exact one without `--scale`).\n"
+    yield "| claim | verdict | paper | ours | scale | table |\n|---|---|---|---|---|---|"
     yield from others
     judged = list(_judged(parts))
     yield from (_claim_line(part, verdict) for part, verdict in judged)
@@ -278,9 +279,7 @@ def _claim_line(part: Part, verdict: Verdict) -> str:
     paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in told if pair.paper is not None) or NONE
     rule = f"{claim.quantity}: {limits(claim, claim.than or part.table.baseline)}"
     title = part.table.title.partition(":")[0]
-    return (
-        f"| {title}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} | `{part.command}` |"
-    )
+    return f"| {title}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} | `{part.name}` |"
 
 
 def _name(pair: Pair, verdict: Verdict) -> str:
@@ -302,7 +301,7 @@ def _exact_lines(path: Path, table: Reproduction) -> list[str]:
     word = "holds" if all(agree) else "does not hold"
     return [
         f"| {table.title}: as printed | **{word}** | {len(agree)} figures | {sum(agree)} agree | exact "
-        f"| `edgebed reproduce {path.stem}` |"
+        f"| `{path.stem}` |"
     ]
 
 

@@ -28,6 +28,9 @@ TENSOR_BYTES = 512
 MOST_CORES = 1024
 """Most CPU seconds that a device may report per second of the clock."""
 
+LONGEST_PERIOD_S = 1.0
+"""Longest period of a CPU quota that the kernel takes."""
+
 MOST_NOTES = 64
 MOST_MEMORY_MIB = float(1 << 24)
 
@@ -167,7 +170,7 @@ def _amount_fault(report: Report, elapsed_s: float) -> str:
     """Checks the numbers other than counts and loss. The end of a field's name says its unit."""
     wall_s = 1.05 * elapsed_s + 1  # the device's clock may run slightly faster
     summed = dict.fromkeys(("cpu_s", "throttled_s", "delayed_s"), MOST_CORES * wall_s)  # over threads
-    most = summed | {"_s": wall_s, "_mib": MOST_MEMORY_MIB}
+    most = summed | {"quota_s": MOST_CORES * LONGEST_PERIOD_S, "_s": wall_s, "_mib": MOST_MEMORY_MIB}
     for name in report.__struct_fields__:
         value = getattr(report, name)
         if name in _CHECKED or value is None:

@@ -81,7 +81,7 @@ class ConcurrentRounds:
         self._start_ns, self._before_s = 0, progress.elapsed_s  # when the first round began
         self._untested: tuple[int, Weights] | None = None
         self._unsaid: list[tuple[Progress, RoundResult, float]] = []  # rounds whose weights are not tested yet
-        self._news = asyncio.Event()
+        self._news, self._taken_up = asyncio.Event(), asyncio.Event()
         self._ended = False
         self.missing: Mapping[str, Leave] = {}
         self._void, self._seen, self._somebody_s = VoidByDevice(steps.training), set[str](), now_s()
@@ -96,8 +96,9 @@ class ConcurrentRounds:
         """Run until the last round, the last second or the target; returns the last weights. Cancelling it cancels the
         rounds of all lanes."""
         self._lanes = lanes
-        first = [] if state is None else [state.merged]  # its timer goes before those of others at the same time
-        names = [*first, *(name for name in lanes if name not in first)]
+        # Of what is due at the same time comes first the merge that was saved, then the rounds in hand as they began,
+        # then the other lanes as they ended their last rounds.
+        names = dict.fromkeys([*([] if state is None else [state.merged]), *self._in_hand, *lanes])
         rounds = [asyncio.create_task(self._lane(name, state), name=f"lane {name}") for name in names]
         tests = asyncio.create_task(self._tests(), name="tests")
         again = asyncio.create_task(self._prepare_again(list(self._prepared)), name="profiles")
@@ -108,7 +109,7 @@ class ConcurrentRounds:
                 task.cancel()
             await asyncio.gather(*rounds, tests, again, return_exceptions=True)
         self._say(self._unsaid)
-        await self._steps.keep(self._progress.round - 1, self._weights, self._progress)
+        await self._steps.keep(self._progress.round - 1, self._weights, self._progress, lambda: {"void": 0})
         return self._weights
 
     async def _until_over(self, rounds: list[asyncio.Task[None]], tests: asyncio.Task[None]) -> None:
@@ -145,7 +146,7 @@ class ConcurrentRounds:
                     progress.elapsed_s = max(progress.elapsed_s, steps.budget_s)
                 if progress.round >= steps.training.rounds or steps.spent(progress):
                     return False
-                self._prepared = [*self._since_oldest(), (now_s(), progress.round)]
+                self._prepared = [*self._since_oldest(), (steps.world.now_s(), progress.round)]
                 idle = [device for device in await steps.prepare(progress) if device.name not in self._busy()]
                 lanes = steps.method.lanes(idle)
                 able = {lane: [d for d in views if d.name not in self._void.left_out] for lane, views in lanes.items()}
@@ -188,6 +189,7 @@ class ConcurrentRounds:
     async def _conclude(self, name: str, begun: Begun, result: RoundResult) -> None:
         steps, progress = self._steps, self._progress
         del self._in_hand[name], self._began_with[name]
+        self._lanes = [*(lane for lane in self._lanes if lane != name), name]
         before, self._weights = self._weights, await steps.merge(begun.number, self._weights, result)
         seconds = steps.finish(begun, result)
         progress.elapsed_s = self._before_s + (begun.start_ns - self._start_ns) / 1e9 + seconds
@@ -220,7 +222,7 @@ class ConcurrentRounds:
                     return
 
     async def _test(self, number: int, weights: Weights) -> None:
-        self._testing, self._began_with[TESTING] = Testing(number, now_s()), weights
+        self._testing, self._began_with[TESTING] = Testing(number, self._steps.world.now_s()), weights
         await self._steps.test(number, weights, self._progress)
         self._testing = None
         del self._began_with[TESTING]
@@ -262,9 +264,10 @@ class ConcurrentRounds:
         return {"lanes": msgspec.to_builtins(state)}
 
     def _since_oldest(self) -> list[tuple[float, int]]:
-        """Rounds that were prepared since the oldest one in hand began, and when."""
-        oldest_s = min((each.world.get("now_s", 0.0) for each in self._in_hand.values()), default=math.inf)
-        return [each for each in self._prepared if each[0] >= oldest_s]
+        """Rounds that were prepared since the oldest one in hand began, and when; several may begin at one time."""
+        in_hand = ((each.world.get("now_s", 0.0), each.begun.number) for each in self._in_hand.values())
+        oldest = min(in_hand, default=(math.inf, 0))
+        return [each for each in self._prepared if each >= oldest]
 
     async def _prepare_again(self, prepared: list[tuple[float, int]]) -> None:
         """Profiles change again as they did since the oldest round in hand began."""
@@ -293,11 +296,14 @@ class ConcurrentRounds:
         """Wait until the clock is where this lane was: at the start of its round, or at the merge that was saved."""
         world = self._steps.world
         if name in self._in_hand:
-            begun = self._in_hand[name].begun
-            await world.until(self._in_hand[name].world["now_s"])
-            await world.settle(begun.plan.assignments)
+            await world.reach(self._in_hand[name].world)
+            await world.settle(self._in_hand[name].begun.plan.assignments)
             return
-        async with self._lock if name == state.merged else asyncio.Lock():
-            await world.until(world.saved_s)
-            if name == state.merged:
-                await uninterrupted(self._keep(name, state.number))
+        if name != state.merged:
+            await self._taken_up.wait()
+            return
+        async with self._lock:
+            await world.reach()
+            await uninterrupted(self._keep(name, state.number))
+            self._taken_up.set()
+            await asyncio.sleep(0)  # the others begin their next rounds before this lane does

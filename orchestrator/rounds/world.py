@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from edgebed.models.staged import Weights
-from orchestrator.clock import now_s
 from orchestrator.rounds.scenario_player import ScenarioPlayer
 
 
@@ -16,11 +15,10 @@ class World:
     nothing of them is saved.
 
     Attributes:
-        saved_s: what the clock showed when the run that goes on was saved.
         first_record: bytes of its records that were written before the oldest round in hand.
     """
 
-    saved_s, first_record = 0.0, 0
+    first_record = 0
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written now; the last one always is."""
@@ -43,9 +41,17 @@ class World:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take back `Progress.simulation`. The clock begins where the oldest round in hand does."""
 
+    async def reach(self, state: Mapping[str, Any] | None = None) -> None:
+        """Return when the clock is where `state` was given, and devices without a task are as they were then. None: the
+        state that `restore` took back."""
+
     def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
         """Give the devices their states of a run that goes on: by device the task that made it, and its tensors."""
 
+    def now_s(self) -> float:
+        """What the clock shows, for `until`. That of a simulation is finer than the nanoseconds of the records."""
+        return asyncio.get_running_loop().time()
+
     async def until(self, at_s: float) -> None:
         """Return when the clock shows `at_s`."""
-        await asyncio.sleep(max(0.0, at_s - now_s()))
+        await asyncio.sleep(max(0.0, at_s - self.now_s()))

@@ -20,6 +20,7 @@ from orchestrator.files.yaml_file import Document, load_yaml
 from orchestrator.fleet.spec.profile import BOARD, DeviceSpec, FleetSpec, fleet_of, found_speed, load_profile
 from orchestrator.rounds.settings import schedule_of
 from orchestrator.runs.data import privacy_of, share_out
+from orchestrator.runs.start_weights import begin_with
 from orchestrator.scenario.files import listed, load_scenario
 from orchestrator.scenario.spec import ScenarioEvent, misfit
 
@@ -253,6 +254,8 @@ def _method_mistakes(
                 with within(f"{path}: model"):
                     plugin.check_takes(task)
                     models[key] = plugin.build(task)
+                if experiment.weights is not None:
+                    begin_with(models[key], path.parent / experiment.weights)
             with within(f"{place}: {method.name} with the model {plugin.name}"):
                 _check_part(method, models[key], experiment)
                 method.setup(Context(spec, models[key], {}, server_slots=1, devices=tuple(devices)))

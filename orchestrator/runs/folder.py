@@ -26,6 +26,7 @@ from orchestrator.records.reader import beginning, decode, read
 from orchestrator.records.types import SIMULATED, Ending, RunFinished, RunStarted
 from orchestrator.rounds.progress import Progress
 from orchestrator.runs.data import located
+from orchestrator.runs.start_weights import WEIGHTS
 from orchestrator.scenario.files import listed
 
 
@@ -160,7 +161,7 @@ class RunFolder:
         return Progress()
 
 
-WEIGHTS, METHOD, IN_HAND, PROGRESS = "weights/", "method/", "in hand/", "edgebed-progress"
+METHOD, IN_HAND, PROGRESS = "method/", "in hand/", "edgebed-progress"
 
 
 class Damaged(Exception):
@@ -193,6 +194,7 @@ def resolved(experiment: Experiment, path: Path, options: dict[str, Any], dilati
         speed=speed and found_speed(speed, path),
         fleet=str(fleet_path(path, experiment.fleet).resolve()),
         data=located(experiment.data, path),
+        weights=experiment.weights and str((path.parent / experiment.weights).resolve()),
         scenario=None if experiment.scenario is None else list(listed(experiment.scenario, path).events),
         plugins=[f"plugins/{code.entry}" for code in codes_of(experiment.plugins)],
         methods=[options],

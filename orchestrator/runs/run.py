@@ -40,6 +40,7 @@ from orchestrator.runs.data import Prepared
 from orchestrator.runs.folder import RunFolder, Saved, resolved
 from orchestrator.runs.platform import Platform, RunRequest, T
 from orchestrator.runs.request import Watch
+from orchestrator.runs.start_weights import begin_with
 from orchestrator.runs.turns import Turn
 from orchestrator.scenario.files import load_scenario
 from orchestrator.training.server import HalfTrainer
@@ -359,8 +360,11 @@ class MethodRun:
 
 
 def start_model(experiment: Experiment, prepared: Prepared, path: Path, method: Method | None = None) -> StagedModel:
-    """The experiment's model, as `method` wants it, with the weights that the seed gives. `path`: of the experiment
-    file, for messages."""
+    """The experiment's model, as `method` wants it, with the weights of its file, and of the seed. `path`: of the
+    experiment file."""
     spec = experiment.model if method is None else method.model_spec(experiment.model)
     plugin = MODELS.create(spec, f"{path}: model")
-    return seeded(lambda: plugin.build(prepared.task), experiment.training.seed)
+    model = seeded(lambda: plugin.build(prepared.task), experiment.training.seed)
+    if experiment.weights is not None:
+        begin_with(model, path.parent / experiment.weights)
+    return model

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -104,7 +106,7 @@ class _End:
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._ending = False
-        self._terminals = [number for number in (1, 2) if os.isatty(number)]  # a closed terminal cannot be asked
+        _outlive_terminals()
         self._before = {each: signal.getsignal(each) for each in ENDING}
 
     def watch(self, task: asyncio.Future[Any]) -> None:
@@ -123,8 +125,6 @@ class _End:
             self._loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 
     def _signalled(self, number: signal.Signals) -> None:
-        if number is signal.SIGHUP:
-            self._terminal_gone()
         if self._ending:
             self._notify(f"{number.name}: still removing the fleet")
             return
@@ -132,10 +132,30 @@ class _End:
         self._task.cancel()  # first, in case the message fails
         self._notify(f"{number.name}: ending, and removing the fleet")
 
-    def _terminal_gone(self) -> None:
-        """Send output elsewhere: writing to the closed terminal would fail in the middle of the clean-up."""
-        if self._terminals:
+
+def _outlive_terminals() -> None:
+    """From now on what is printed to a terminal that has closed goes nowhere. Writes fail before the signal is heard,
+    and an error would end the clean-up in its middle."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            stream.flush()
+            raw, at_once = _Terminal(stream.fileno(), "w", closefd=False), stream.write_through
+            buffer: Any = raw if at_once else io.BufferedWriter(raw)
+            text = io.TextIOWrapper(buffer, stream.encoding, stream.errors, None, True, at_once)
+            setattr(sys, name, text)
+
+
+class _Terminal(io.FileIO):
+    """A terminal, until it closes."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            for number in self._terminals:
-                os.dup2(nowhere, number)
+            os.dup2(nowhere, self.fileno())
             os.close(nowhere)
+            return memoryview(data).nbytes

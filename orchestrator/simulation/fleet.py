@@ -205,11 +205,18 @@ class SimulatedFleet(RunFleet):
             self._incarnations[name] = each.incarnation
             self._assign(name)
             self.devices[name].change(_connected(each.condition))
-            for names, inside in ((self._away, each.away), (self._silent, each.silent), (self._built, each.built)):
-                (names.add if inside else names.discard)(name)
+        self.again(first, self.names)
         if first.beat_s is not None:
             self._beat_s = first.beat_s
             self._heartbeats = asyncio.ensure_future(self._beat(_loop()))
+
+    def again(self, state: FleetState, devices: Collection[str] | None = None) -> None:
+        """Who is away and who has built its model, as `state` has it. `devices`: None: those without a task; what they
+        did until then is not done again."""
+        for name in state.idle if devices is None else devices:
+            each = state.known[name]
+            for names, inside in ((self._away, each.away), (self._silent, each.silent), (self._built, each.built)):
+                (names.add if inside else names.discard)(name)
 
     def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
         """As `World.put_states`."""
@@ -226,7 +233,7 @@ class SimulatedFleet(RunFleet):
         device was forgotten meanwhile."""
         begun = now_ns()
         if isinstance(header, Task):
-            self._halves.expect(header.assignment, body)
+            self._halves.expect(header.round, header.assignment, body)
         if peer in self._away:
             await asyncio.Event().wait()  # as in a real fleet: no time limit for a receiver that is away
         receiving = asyncio.ensure_future(self.devices[peer].receive(header, body))

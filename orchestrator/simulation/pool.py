@@ -37,7 +37,9 @@ LEAST = 2
 
 class HalfPool:
     """The halves of the current tasks, all of which train on the accelerator. The fleet tells it of every task that is
-    sent, so that all devices of a kind are known when the first of them begins.
+    sent, so that all devices of a kind are known when the first of them begins. Only devices of one round train
+    together: the bits depend on who trains together, and a simulation that goes on does rounds in hand again, but not
+    those that ran beside them and have ended.
 
     Args:
         shards: their batches go to the accelerator (`Shard.accelerator`).
@@ -64,24 +66,25 @@ class HalfPool:
         self._memory_bytes, self._kinds = memory_bytes, dict[bytes, int]()
         self._batched, self._notify, self._begin = batched, notify, begin
         self._layer_flops = dict[tuple[int, int, int], float]()  # by stages, first trained stage, and samples of a step
-        self._expected: dict[bytes, dict[str, tuple[Assignment, Body]]] = {}
+        self._expected: dict[tuple[int, bytes], dict[str, tuple[Assignment, Body]]] = {}  # by round and kind
         self._rows: dict[str, tuple[Assignment, StackedPart]] = {}
         self._alone: set[bytes] = set()  # kinds that cannot be stacked
         self.together = self.alone = 0
 
-    def expect(self, assignment: Assignment, body: Body) -> None:
-        """A task was sent."""
+    def expect(self, round: int, assignment: Assignment, body: Body) -> None:
+        """A task of a round was sent."""
         assignment = self._own(assignment)
         self.forget(assignment.device)
         kind = kind_of(assignment, self._shards[assignment.device]) if self._batched and not self._model.uncut else None
         if kind is not None and kind not in self._alone:
-            self._expected.setdefault(kind, {})[assignment.device] = (assignment, body)
+            self._expected.setdefault((round, kind), {})[assignment.device] = (assignment, body)
 
     def forget(self, device: str) -> None:
         """The task of this device is no longer wanted."""
         self._rows.pop(device, None)
         for waiting in self._expected.values():
             waiting.pop(device, None)
+        self._expected = {key: waiting for key, waiting in self._expected.items() if waiting}
 
     def begin(self, assignment: Assignment, body: Body, batches: Batches, kept: Weights) -> Half:
         """As `device.core.Begin`. The work is done at the first `send`: the time of decoding has passed then, and every
@@ -104,10 +107,10 @@ class HalfPool:
         return msgspec.structs.replace(assignment, privacy=self._shards[assignment.device].privacy, cpus=0.0)
 
     def _train_with(self, assignment: Assignment) -> None:
-        """Train this device with as many others of its kind as fit into memory."""
-        kind = kind_of(assignment, self._shards[assignment.device])
-        waiting = self._expected.get(kind, {}) if kind is not None else {}
-        if kind is None or assignment.device not in waiting or kind in self._alone:
+        """Train this device with as many others of its round and kind as fit into memory."""
+        found = ((kind, waiting) for (_, kind), waiting in self._expected.items() if assignment.device in waiting)
+        kind, waiting = next(found, (b"", {}))
+        if not waiting or kind in self._alone:
             return
         if kind not in self._kinds:
             if self._is_slower_together(assignment):

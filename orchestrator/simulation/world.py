@@ -68,7 +68,7 @@ class SimulatedWorld(World):
 
     def state(self, devices: Collection[str] | None = None) -> dict[str, Any]:
         state = WorldState(
-            self._loop.time(),
+            self.now_s(),
             self._records(),
             self._fleet.state(devices),
             None if self._player is None else self._player.state(),
@@ -80,6 +80,12 @@ class SimulatedWorld(World):
     def put_states(self, run: str, states: Mapping[str, tuple[str, Weights]]) -> None:
         self._fleet.put_states(run, states)
 
+    async def reach(self, state: Mapping[str, Any] | None = None) -> None:
+        reached = self._saved if state is None else msgspec.convert(state, WorldState)
+        assert reached is not None
+        await self._loop.until(reached.now_s)
+        self._fleet.again(reached.fleet)
+
     async def until(self, at_s: float) -> None:
         await self._loop.until(at_s)
 
@@ -87,9 +93,9 @@ class SimulatedWorld(World):
         lanes = saved.get("lanes", {})
         self._saved = last = msgspec.convert(saved, WorldState)
         in_hand = [msgspec.convert(each["world"], WorldState) for each in lanes.get("in_hand", {}).values()]
-        first = min([last, *in_hand], key=lambda state: state.now_s)
+        first = min([last, *in_hand], key=lambda state: (state.now_s, state.records))
         testing = lanes.get("testing")
-        self.saved_s, self.first_record = last.now_s, first.records
+        self.first_record = first.records
         self._loop.start_at(min(first.now_s, testing["start_s"]) if testing else first.now_s)
         self._fleet.restore(first.fleet, [state.fleet for state in (last, *in_hand)])
         if self._laws is not None:

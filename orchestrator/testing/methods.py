@@ -19,10 +19,14 @@ from edgebed.plugin_code import LOADED, classes_of
 from orchestrator.files.plugged import given, take_in
 from orchestrator.papers.learnings import learning_of
 from orchestrator.testing.agents import Agents
-from orchestrator.testing.rounds import EVERY, Log, Step, make_method, play, shard, small_model
+from orchestrator.testing.log import Altered, Log
+from orchestrator.testing.rounds import EVERY, Shards, Step, make_method, one_class, play, shard, small_model
 
 THREE = {"a": 10, "b": 9, "c": 6}
 ROUNDS, BEFORE = 6, 4
+LONG, OVERLAPPING = 20, 8
+"""Rounds after which a mistake that grows is seen, and in which updates of before and behind a merge are merged."""
+SMALL = 0.01
 AWAY = {BEFORE: ("a",)}
 """The fastest is away in the first round after the resumption, so that a method that forgot it plans otherwise."""
 
@@ -124,14 +128,14 @@ async def merges_three_devices_to_finite_weights(case: Case) -> None:
     require(same(before, run.start), "it changed the weights that it was given: `merge` must return new tensors")
 
 
-def loss_on(weights: Weights, devices: Mapping[str, int]) -> float:
+def loss_on(weights: Weights, devices: Mapping[str, int], shards: Shards = shard) -> float:
     """Mean cross-entropy of the whole model over the samples of the devices (name -> samples). Those of a device are
     one batch, whose statistics batch norm takes."""
     model, total = small_model(), 0.0
     model.load(dict(weights))
     with torch.no_grad():
         for device, samples in devices.items():
-            x, y = shard(device, samples)
+            x, y = shards(device, samples)
             total += float(nn.functional.cross_entropy(model.train()(x), y, reduction="sum"))
     return total / sum(devices.values())
 
@@ -143,6 +147,58 @@ async def gets_better_at_what_it_trains_on(case: Case) -> None:
     require(
         after < before, f"after {ROUNDS} rounds the loss on the devices' samples is {after:.3f}, not below {before:.3f}"
     )
+
+
+async def what_it_keeps_drives_it_nowhere_else(case: Case) -> None:
+    """Where each device has a class of its own, and another one is away in each round: what is kept with a wrong sign
+    grows from round to round, until the model is worse than at the start. (A method that keeps no tensors cannot do
+    so.)"""
+    method, weights = make(case), initial()
+    if not ((await whole(case)).tensors or method.keeps_state):
+        return
+    before = loss_on(weights, THREE, one_class)
+    away = {number: ("abc"[number % 3],) for number in range(1, LONG)}
+    after = loss_on(await play(method, weights, THREE, range(LONG), away=away, shards=one_class), THREE, one_class)
+    require(
+        after < before,
+        f"after {LONG} rounds on devices with a class each the loss is {after:.3f}, not below {before:.3f}: what it "
+        "keeps from round to round may have a wrong sign",
+    )
+
+
+async def moved(case: Case, at: int, *, with_base: bool = False) -> float:
+    """How far the parameters move in the next change of the global weights if update `at`, and with it the weights that
+    its device began with, is moved by 1; 0 where they do not change again."""
+    change = {name: torch.full_like(value, 0.01) for name, value in small_model().named_parameters()}
+    plain, other = Altered(), Altered(at=at, with_base=with_base, change=change)
+    for log in (plain, other):
+        await play(make(case), initial(), THREE, range(OVERLAPPING), log=log)
+    first = plain.seen[at][2]
+    changed = (place for place in range(first, len(plain.after)) if plain.after[place] is not plain.after[first - 1])
+    place = next(changed, 0)
+    return max(float(((other.after[place][n] - plain.after[place][n]) / change[n]).abs().max()) for n in change)
+
+
+async def brings_its_change_alone_however_late(case: Case) -> None:
+    """Where rounds overlap: an update of a device that learned nothing changes nothing, whatever was merged since the
+    device began, and none weighs more than a fresh one of the same device."""
+    log = Altered()
+    if make(case).merges_models or len((await whole(case)).log.plans) <= ROUNDS:
+        return
+    await play(make(case), initial(), THREE, range(OVERLAPPING), log=log)
+    late, fresh = ({d: n for n, (d, is_late, _) in [*enumerate(log.seen)][::-1] if is_late == kind} for kind in (1, 0))
+    for device in sorted(late.keys() & fresh.keys())[:1]:
+        require(
+            await moved(case, late[device], with_base=True) < SMALL,
+            "an update counts for more than its difference from `base`, and undoes what was merged since its device "
+            "began; where whole models are merged, of whatever age, say `merges_models = True`",
+        )
+        of_late, of_fresh = await moved(case, late[device]), await moved(case, fresh[device])
+        require(
+            of_late <= (1 + SMALL) * of_fresh,
+            f"an update moves the weights by {of_late:.3f} of its length where others were merged since its device "
+            f"began, and by {of_fresh:.3f} where none were",
+        )
 
 
 async def gives_the_same_bits_whatever_the_order_of_arrival(case: Case) -> None:
@@ -265,6 +321,8 @@ CHECKS: tuple[Check, ...] = (
     trains_on_one_device,
     merges_three_devices_to_finite_weights,
     gets_better_at_what_it_trains_on,
+    what_it_keeps_drives_it_nowhere_else,
+    brings_its_change_alone_however_late,
     gives_the_same_bits_whatever_the_order_of_arrival,
     loses_a_device_at_no_cost_to_the_others,
     keeps_no_trace_of_a_lost_device,

@@ -12,8 +12,8 @@ import functools
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -47,7 +47,6 @@ from edgebed.methods.base import (
     Schedule,
     ServerHalf,
 )
-from edgebed.methods.parts.exchange import Origin
 from edgebed.methods.parts.local_training import Half
 from edgebed.models.staged import StagedModel, Weights, pooled_head, seeded
 from edgebed.timeouts import timeout
@@ -57,6 +56,7 @@ from edgebed.wire.settings import Codec, LearningTask, Optimizer, Privacy
 from orchestrator.rounds.checks import opened
 from orchestrator.rounds.device_states import sent_state
 from orchestrator.testing.agents import Agents
+from orchestrator.testing.log import Log
 from orchestrator.training.copies import copy_of, from_copy
 from orchestrator.training.server import ServerTrainer, StepResult
 
@@ -121,6 +121,9 @@ def view(name: str, samples: int = 10, cpus: float = 1.0, uplink_bit_s: int = 10
     return DeviceView(name, samples, cpus, uplink_bit_s, uplink_bit_s)
 
 
+Shards = Callable[[str, int], Batch]
+
+
 def shard(device: str, samples: int = 10) -> Batch:
     """A device's data, from its name."""
     generator = torch.Generator().manual_seed(sum(device.encode()))
@@ -128,9 +131,15 @@ def shard(device: str, samples: int = 10) -> Batch:
     return x, torch.randint(CLASSES, (samples,), generator=generator)
 
 
-def labelled(device: DeviceView) -> DeviceView:
+def one_class(device: str, samples: int = 10) -> Batch:
+    """As `shard`, but all samples of a device have one class; those of `a` the first, of `b` the second."""
+    x, y = shard(device, samples)
+    return x, torch.full_like(y, (ord(device[0]) - ord("a")) % CLASSES)
+
+
+def labelled(device: DeviceView, shards: Shards = shard) -> DeviceView:
     """With the labels of its shard, as its Presence tells them."""
-    counts = torch.bincount(shard(device.name, device.samples)[1], minlength=CLASSES)
+    counts = torch.bincount(shards(device.name, device.samples)[1], minlength=CLASSES)
     return msgspec.structs.replace(device, labels=tuple(int(count) for count in counts))
 
 
@@ -161,23 +170,6 @@ class Step(Enum):
 EVERY = (Step.SENT, Step.USED, Step.TRAINED)
 
 
-@dataclass
-class Log:
-    """What went on in a play, for a test to look at.
-
-    Attributes:
-        plans: of all rounds.
-        halves: how many devices each server half had.
-        upper: names of the weights that server halves gave to a merge.
-        origins: of the device states of all contributions.
-    """
-
-    plans: list[Plan] = field(default_factory=list)
-    halves: list[int] = field(default_factory=list)
-    upper: set[str] = field(default_factory=set)
-    origins: list[Origin] = field(default_factory=list)
-
-
 async def play(
     method: Method,
     weights: Weights,
@@ -193,6 +185,7 @@ async def play(
     agents: Agents | None = None,
     restarts: Collection[str] = (),
     schedule: Schedule | None = None,
+    shards: Shards = shard,
 ) -> Weights:
     """`rounds` rounds on `devices` (name -> samples); the weights after them. Where a method has several lanes, each
     has a round of its own, and the rounds begin together and end one after another.
@@ -207,13 +200,14 @@ async def play(
         agents: those of an earlier play that goes on.
         restarts: devices whose agents are started again before every round.
         schedule: of all rounds; None: as `schedule_for` says.
+        shards: what devices hold, by name and number of samples.
     """
     agents = agents or Agents()
     trainer = ServerTrainer(CPU, slots=2)
     try:
         for number in rounds:
             present = [
-                labelled(view(name, samples, CPUS.get(name, 1.0)))
+                labelled(view(name, samples, CPUS.get(name, 1.0)), shards)
                 for name, samples in sorted(devices.items())
                 if name not in (away or {}).get(number, ())
             ]
@@ -221,7 +215,7 @@ async def play(
             agents.restart(restarts)
             base = weights
             for plan_number, plan in _plans(method, present, number, schedule or schedule_for(method)):
-                round_ = _Round(method, trainer, random.Random(order), silent, log or Log(), agents, base)
+                round_ = _Round(method, trainer, random.Random(order), silent, log or Log(), agents, base, shards)
                 weights = await round_.run(weights, plan, devices, plan_number)
     finally:
         await trainer.close()
@@ -259,6 +253,7 @@ class _Round:
     log: Log
     agents: Agents
     base: Weights  # that the round began with
+    shards: Shards
 
     async def run(self, weights: Weights, plan: Plan, devices: Mapping[str, int], number: int) -> Weights:
         self.log.plans.append(plan)
@@ -281,8 +276,10 @@ class _Round:
             self.agents.states.took(device, f"{number}/{device}", self.agents.agent_of(device))
         self.log.origins += [contribution.state for contribution, _ in done]
         self.log.upper |= {name for contribution, _ in done for name in contribution.server_weights if name in weights}
-        merged = self.method.merge(weights, [contribution for contribution, _ in done])
+        given = self.log.merging(weights, [contribution for contribution, _ in done])
+        merged = self.method.merge(weights, given)
         assert isinstance(merged, Mapping), f"`merge` returned a {type(merged).__name__}, and no weights"
+        self.log.merged(merged)
         self.method.observe(number, [outcome for _, outcome in done])
         return merged
 
@@ -311,7 +308,7 @@ class _Player:
 
     def __init__(self, round: _Round, assignment: Assignment, samples: int, moment: Step | None, number: int) -> None:
         weights = round.base
-        self.method, self.trainer, self.chance = round.method, round.trainer, round.chance
+        self.method, self.trainer, self.chance, self.shards = round.method, round.trainer, round.chance, round.shards
         self.assignment, self.samples, self.reference, self.moment = assignment, samples, weights, moment
         device = assignment.device
         self.cpus, self.kept = CPUS.get(device, 1.0), round.agents.kept(device)
@@ -337,7 +334,7 @@ class _Player:
 
     async def _train(self, uploads: list[asyncio.Task[StepResult | None]]) -> Result | None:
         """None where the device falls silent before its last batch."""
-        shard_ = as_shard(shard(self.assignment.device, self.samples), self.assignment.privacy)
+        shard_ = as_shard(self.shards(self.assignment.device, self.samples), self.assignment.privacy)
         filled = complete_assignment(self.assignment, self.cpus, shard_)
         phases, batches = PhaseLog(lambda: 0), ShardBatches(shard_, filled)
         steps = run_task(self.task, filled, self.body, self._begin, batches, phases, self.kept)

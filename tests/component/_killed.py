@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +39,16 @@ def after(calls: int, real: Callable[..., Any], *, do: bool) -> Callable[..., An
     return call
 
 
+def copying(copies: Path, real: Callable[..., Any]) -> Callable[..., Any]:
+    """`RunFolder.save`, after which the folder is as a kill at that moment leaves it: in a folder of its own."""
+
+    def save(folder: RunFolder, *args: Any) -> None:
+        real(folder, *args)
+        shutil.copytree(folder.path, copies / f"{len(list(copies.glob('*'))):03d}" / folder.path.name)
+
+    return save
+
+
 def measure_as(speed: float) -> None:
     """What is measured is so many times slower: a later session that measured again would show it."""
 
@@ -60,12 +71,15 @@ def main(file: Path) -> None:
         Recorder._append = after(job["records"], Recorder._append, do=True)  # type: ignore[method-assign]  # noqa: SLF001
     if job.get("checkpoints"):
         RunFolder.save = after(job["checkpoints"], RunFolder.save, do=False)  # type: ignore[method-assign]
+    if job.get("copies"):
+        RunFolder.save = copying(Path(job["copies"]), RunFolder.save)  # type: ignore[method-assign]
     measure_as(1.0 if job["first"] else 3.0)
     watch = session.Watch(session.quiet)
     runs, path = Path(job["runs"]), Path(job["path"])
     begun = sorted(runs.glob("*/records.jsonl"))
     if begun:
-        simulate(resumed(resume_request(begun[0].parent)), watch)
+        again = resumed(resume_request(begun[0].parent))
+        simulate(msgspec.structs.replace(again, checkpoint_s=job.get("checkpoint_s")), watch)
         return
     experiment = msgspec.convert(job["experiment"], Experiment)
     simulate(SimulationRequest(experiment, path, runs, checkpoint_s=job.get("checkpoint_s")), watch)

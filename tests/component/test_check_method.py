@@ -63,7 +63,7 @@ def test_a_method_that_is_right(tmp_path: Path) -> None:
     done = check(str(write_folder(tmp_path)), python=[sys.executable])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 12
+    assert len(lines) == 14
     assert all(line.startswith("ok    damped ") for line in lines)
 
 
@@ -74,7 +74,7 @@ def test_a_fault_is_told_in_words(body: str, tmp_path: Path) -> None:
     done = check(str(path), "--json")
     assert done.returncode == 2
     failed = [f"{each['check']}: {each['why']}" for each in json.loads(done.stdout) if each["why"]]
-    assert f"{len(failed)} of 12 checks of {path} fail" in done.stderr
+    assert f"{len(failed)} of 14 checks of {path} fail" in done.stderr
     for text in BODIES[body]:
         assert any(text in line for line in failed), failed
 
@@ -101,7 +101,7 @@ def test_pytest_collects_the_checks_of_a_plug_in_and_nothing_else(tmp_path: Path
     command = ["-m", "pytest", "-p", name, "-p", "no:cacheprovider", "--edgebed-method", str(path)]
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 passed" in done.stdout
+    assert "14 passed" in done.stdout
     path.write_text(MUTANT.replace("{body}", "merged = dict(weights)"))
     done = subprocess.run([*warm.python(), *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

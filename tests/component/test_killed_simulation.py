@@ -45,7 +45,7 @@ def play(folder: Path, experiment: dict[str, Any], kills: list[dict[str, int]], 
     file = folder / "job.json"
     folder.mkdir(parents=True, exist_ok=True)
     path = str(ROOT / "profiles" / "experiments" / "cell.yaml")
-    for number, kill in enumerate([*kills, {}]):
+    for number, kill in enumerate([*kills, {}], len(list(folder.glob("*/records.jsonl")))):
         asked = {"experiment": experiment, "path": path, "runs": str(folder), "first": number == 0, **job, **kill}
         file.write_text(json.dumps(asked))
         process = PROCESSES.Process(target=_killed.main, args=(file,))
@@ -111,6 +111,32 @@ def test_a_simulation_that_was_killed_three_times_is_equal_to_a_whole_one(case: 
     kills = [{"checkpoints": 2}, *KILLS] if case == "measured costs" else KILLS  # laws of no checkpoint are lost
     killed = play(tmp_path / "killed", wanted, kills, checkpoint_s=0)
     assert_equal(whole, killed)
+
+
+AT_ONCE: dict[str, dict[str, Any]] = {
+    "unlike devices": {**CASES["a buffer and a budget"], "training": {**TIMED, "budget_s": 10.0}},
+    "devices alike": {
+        **CASES["a buffer"],
+        "training": {**TIMED, "budget_s": 6.0},
+        "environment": {"every": 2, "share": 0.5},
+    },
+    "a reference": {**CASES["a buffer"], "simulation": {"cost": "reference x86-avx512"}, "scenario": LOST},
+}
+
+
+@pytest.mark.parametrize("case", AT_ONCE)
+def test_concurrent_rounds_go_on_to_the_same_records_from_every_checkpoint(case: str, tmp_path: Path) -> None:
+    """Whatever was in hand: rounds that began or ended at the same time, and those whose devices trained together."""
+    fleet = tmp_path / "alike.yaml"
+    fleet.write_text("name: alike\ndevices:\n  - {profile: cpu0.2, count: 5}\n")
+    wanted = {**WANTED, **AT_ONCE[case]}
+    wanted["fleet"] = str(fleet) if case == "devices alike" else wanted["fleet"]
+    copies = tmp_path / "copies"
+    whole = play(tmp_path / "whole", wanted, [], checkpoint_s=0, copies=str(copies))
+    saved = sorted(copies.iterdir())
+    assert len(saved) > 6
+    for copy in saved:
+        assert_equal(whole, play(copy, wanted, [], checkpoint_s=0))
 
 
 def test_nobody_judges_the_hold_of_a_simulated_device(tmp_path: Path) -> None:

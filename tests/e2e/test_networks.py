@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import edgebed
 from edgebed.plugin_code import read_plugin
@@ -74,3 +77,22 @@ def test_dropout_on_devices_follows_from_the_seed(tmp_path: Path) -> None:
     (simulated,) = edgebed.simulate(wanted, runs=tmp_path / "simulated")
     (real,) = edgebed.run(wanted, backend="local", runs=tmp_path / "real", allow_uncalibrated=True)
     assert accuracies(real) == accuracies(simulated)
+
+
+@pytest.mark.docker
+def test_a_classifier_of_torchvision_is_in_the_agents_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which gets torchvision from the package index; the weights are those of the simulation, to the bit."""
+    y = np.arange(160) % 4
+    x = np.random.default_rng(1).integers(0, 200, (160, 3, 32, 32)) + 10 * y[:, None, None, None]
+    np.savez(tmp_path / "colour.npz", x=x.astype(np.uint8), y=y)
+    monkeypatch.setenv("EDGEBED_DATA", str(tmp_path))
+    wanted = experiment(tmp_path, {}, METHODS[1])
+    text = msgspec.json.decode(wanted.read_bytes())
+    text["data"] = {"name": "npz", "path": "colour.npz"}
+    text["model"] = {"torchvision": "mobilenet_v3_small", "stages": 4, "with": {"dropout": 0.0}}
+    wanted.write_bytes(msgspec.json.encode(text))
+    (simulated,) = edgebed.simulate(wanted, runs=tmp_path / "simulated")
+    (real,) = edgebed.run(wanted, backend="docker", runs=tmp_path / "real", allow_uncalibrated=True)
+    ours, others = (load_file(run.path / "checkpoint.safetensors") for run in (real, simulated))
+    assert ours.keys() == others.keys()
+    assert [name for name in ours if not torch.equal(ours[name], others[name])] == []

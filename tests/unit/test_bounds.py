@@ -121,6 +121,12 @@ def test_a_device_of_several_cores_uses_more_cpu_time_than_passes(name: str) -> 
     assert name in report_fault(bounds(), msgspec.structs.replace(HONEST, **{name: 1e9}), 2.0)
 
 
+def test_a_quota_of_many_cpus_is_believed_after_a_task_that_was_shorter_than_its_period() -> None:
+    """It is a setting: on a busy host ceilings are high, and 19 CPUs in 0.1 s are 1.9 s."""
+    assert report_fault(bounds(), msgspec.structs.replace(HONEST, quota_s=1.9), 0.5) == ""
+    assert "quota_s" in report_fault(bounds(), msgspec.structs.replace(HONEST, quota_s=1e9), 0.5)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

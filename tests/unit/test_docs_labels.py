@@ -60,3 +60,15 @@ def test_the_glossary_has_each_word_once() -> None:
     rows = re.findall(r"^\| ([^|]+?) \|", GLOSSARY, re.MULTILINE)
     words = [word for row in rows if set(row) > set("-") and row != "word" for word in row.split(", ")]
     assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+def test_pages_and_commands_use_no_word_that_the_glossary_replaces() -> None:
+    """Except in the papers' own page, and where it names something else: an MQTT client, a layer's activations."""
+    table = GLOSSARY.partition("## Words of others")[2]
+    others = {word for row in re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] for word in row.split(", ")}
+    banned = others - {"client", "worker", "aggregation", "activations"}
+    assert len(banned) >= 8
+    found = re.compile(rf"\b({'|'.join(map(re.escape, sorted(banned)))})s?\b", re.IGNORECASE)
+    pages = {*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"} - {ROOT / "docs/glossary.md", ROOT / "docs/papers.md"}
+    texts = [*pages, *(ROOT / "orchestrator" / "cli").glob("*.py")]
+    assert {path.name: hits for path in texts if (hits := found.findall(path.read_text(encoding="utf-8")))} == {}

@@ -110,7 +110,9 @@ from orchestrator.runs.signals import run_to_end
 async def work():
     log.print("ready")
     try:
-        await asyncio.Event().wait()
+        while True:
+            log.print("at work")
+            await asyncio.sleep(0)
     finally:
         log.print("said in the clean-up")
         await asyncio.sleep(0)

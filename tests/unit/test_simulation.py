@@ -408,7 +408,7 @@ def test_the_pool_trains_together_what_was_announced_and_is_small(
     body = encode_tensors(weights, Codec())
     pool = HalfPool(whole, owned, torch.device("cpu"), batched=batched, notify=lambda text: None)
     for device in "abc":
-        pool.expect(assignment(device=device), body)
+        pool.expect(0, assignment(device=device), body)
     pool.forget("c")
     for device in "ab":
         own = assignment(device=device)
@@ -422,6 +422,20 @@ def test_the_operations_of_a_layer_in_a_step() -> None:
     whole = seeded(lambda: MODELS.create({"name": "cnn-small"}).build(LearningTask((1, 8, 8), 10)), 0)
     conv, head = 2 * 64 * 8 * 9, 2 * 8 * 10
     assert layer_flops(whole, assignment(stages=1), 5) == 5 * (2 * conv + 3 * head) / 2
+
+
+def test_devices_of_two_rounds_train_alone(tmp_path: Path) -> None:
+    """A simulation that goes on may do only one of these rounds again, and must compute the same bits."""
+    whole = model()
+    owned = dict(zip("ab", shards(tmp_path, 2), strict=True))
+    body = encode_tensors({name: whole.weights()[name] for name in whole.names_below(2, head=True)}, Codec())
+    pool = HalfPool(whole, owned, torch.device("cpu"), batched=True, notify=lambda text: None)
+    for round, device in enumerate("ab"):
+        pool.expect(round, assignment(device=device), body)
+    for device in "ab":
+        batches = ShardBatches(owned[device], own := assignment(device=device))
+        all_of(pool.begin(own, body, batches, {}), batches)
+    assert (pool.together, pool.alone) == (0, 2)
 
 
 def test_halves_that_are_not_stacked_train_on_the_accelerator(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from edgebed.models.staged import StagedModel
 from edgebed.wire.messages import Assignment
 from edgebed.wire.settings import LearningTask, Optimizer
 from orchestrator.testing.agents import Agents
-from orchestrator.testing.rounds import SCHEDULE, Log, make_method, play, shard, small_model, view
+from orchestrator.testing.log import Log
+from orchestrator.testing.rounds import SCHEDULE, make_method, play, shard, small_model, view
 
 THREE = {"a": 10, "b": 9, "c": 6}
 

@@ -1,0 +1,37 @@
+"""The weights with which a run begins, from a safetensors file: pre-trained ones, or those of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from edgebed.errors import UsageError
+from edgebed.models.staged import StagedModel, without_prefix
+
+WEIGHTS = "weights/"
+"""Prefix of the model's weights in the checkpoint of a run."""
+
+
+def begin_with(model: StagedModel, path: Path) -> None:
+    """Give the model the tensors of a file. Each has the name of a weight, which may lack the stage, as in a network's
+    `state_dict`; or the file is the checkpoint of a run. Weights that it does not hold stay as they are.
+
+    Raises:
+        UsageError: no such file, or a tensor that is no weight of the model or has another shape.
+    """
+    own = {short: name for name in model.state_dict() for short in (name.partition(".")[2], name)}
+    try:
+        with safe_open(path, "pt") as file:
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path} is no safetensors file: {error}", hint="save the weights as one") from None
+    found = without_prefix(found, WEIGHTS) or found
+    if strange := sorted(found.keys() - own.keys()):
+        raise UsageError(
+            f"{path}: {strange[0]} is no weight of the model", hint=f"it has, for example, {', '.join([*own][:2])}"
+        )
+    try:
+        model.load({own[key]: value for key, value in found.items()})
+    except UsageError as error:  # another shape
+        raise UsageError(f"{path}: {error}", hint="remove it from the file; the seed draws it then") from None

@@ -1,0 +1,122 @@
+"""`weights`: a run begins with those of a safetensors file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import edgebed
+from edgebed.errors import UsageError
+from edgebed.models.staged import Weights
+from orchestrator.runs.feasibility import checked
+from tests import networks
+from tests.strangers import accuracies, alone
+
+__all__ = ["alone"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Digits on `dtfl-5`; a network of one's own, `Residual`."""
+    shutil.copy(Path(__file__).parents[1] / "networks.py", tmp_path / "networks.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def experiment(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "e",
+        "fleet": "dtfl-5",
+        "data": {"name": "digits", "train_samples": 300},
+        "model": {"file": "networks.py", "class": "Residual", "stages": 3},
+        "methods": [{"name": "fedavg"}],
+        "training": {"rounds": 1, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 1e-12}},  # as good as none
+        **more,
+    }
+
+
+def ended_with(run: edgebed.Run) -> Weights:
+    found = load_file(run.path / "checkpoint.safetensors")
+    return {name.removeprefix("weights/"): value for name, value in found.items()}
+
+
+def network() -> Weights:
+    """The state of a network of that class with other weights than the seed gives, as its author saves it."""
+    torch.manual_seed(99)
+    return networks.Residual((1, 8, 8), 10).state_dict()
+
+
+def test_a_run_begins_with_a_network_s_state_without_its_last_layer(folder: Path) -> None:
+    state = network()
+    save_file({name: value for name, value in state.items() if not name.startswith("fc")}, folder / "w.safetensors")
+    (plain,) = edgebed.simulate(experiment(), runs="runs")
+    (run,) = edgebed.simulate(experiment(weights="w.safetensors"), runs="runs")
+    ends, drawn = ended_with(run), ended_with(plain)
+    for name, value in ends.items():
+        short = name.partition(".")[2]
+        if name.startswith("head") or not value.is_floating_point() or "running" in name:
+            continue
+        torch.testing.assert_close(value, drawn[name] if short.startswith("fc") else state[short], rtol=0, atol=1e-9)
+    assert not torch.equal(ends["1-layer1-0.stem.0.weight"], drawn["1-layer1-0.stem.0.weight"])
+
+
+def test_a_run_begins_where_another_one_ended_and_can_be_resumed(folder: Path) -> None:
+    training = {"rounds": 2, "batch_size": 32}
+    (first,) = edgebed.simulate(experiment(training=training), runs="runs")
+    begun = experiment(weights=str(first.path / "checkpoint.safetensors"), training={**training, "rounds": 1})
+    (still,) = edgebed.simulate({**begun, "training": experiment()["training"]}, runs="runs")
+    held, was = ended_with(still), ended_with(first)
+    parameters = [name for name in was if name.endswith((".weight", ".bias"))]
+    assert [name for name in parameters if not torch.equal(held[name], was[name])] == []
+    (one,) = edgebed.simulate(begun, runs="runs", checkpoint_s=0.0)
+    (two,) = edgebed.simulate({**begun, "training": training}, runs="runs")
+    (resumed,) = edgebed.run(resume=one, overrides={"training.rounds": 2})
+    assert accuracies(resumed) == accuracies(two)
+
+
+def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
+    state = network()
+    save_file(state, folder / "w.safetensors")
+    model = {**experiment()["model"], "lora": {"rank": 2}, "trainable": ["*.bn1"]}
+    training = {"rounds": 1, "batch_size": 32}
+    (run,) = edgebed.simulate(experiment(model=model, weights="w.safetensors", training=training), runs="runs")
+    ends = {name.partition(".")[2]: value for name, value in ended_with(run).items()}
+    assert torch.equal(ends["fc.weight"], state["fc.weight"])
+    assert not torch.equal(ends["layer1.0.bn1.weight"], state["layer1.0.bn1.weight"])
+    assert ends["fc.lora_b"].any()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message", "hint"),
+    [
+        (
+            {"fc.weight": torch.zeros(1000, 16)},
+            r"fc\.weight' has shape \(1000, 16\), the model \(10, 16\)",
+            "remove it",
+        ),
+        ({"fc.weights": torch.zeros(10, 16)}, "fc.weights is no weight of the model", "for example"),
+        (None, "is no safetensors file", "save the weights"),
+        (b"\x80\x04not a pickle either", "is no safetensors file", "save the weights"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_before_a_fleet_starts(
+    folder: Path, tensors: Weights | bytes | None, message: str, hint: str
+) -> None:
+    if isinstance(tensors, bytes):
+        (folder / "w.safetensors").write_bytes(tensors)
+    elif tensors is not None:
+        save_file(tensors, folder / "w.safetensors")
+    path = folder / "e.yaml"
+    path.write_bytes(msgspec.json.encode(experiment(weights="w.safetensors")))
+    with pytest.raises(UsageError, match=message) as refused:
+        checked(path, everything=True)
+    assert hint in refused.value.hint
+    with pytest.raises(UsageError, match=message):
+        edgebed.simulate(path, runs="runs")
+    assert not list(folder.glob("runs/*"))
