@@ -148,7 +148,9 @@ def _check(name: str | None, selection: Selection, results: Path, sample: int | 
     for each in found:
         show(f"{each.name}: {each.why or 'agrees'}")
     _refuse(
-        [each.name for each in found if each.why], "cells do not hold", "`edgebed reproduce TABLE` computes them again"
+        [each.name for each in found if each.why],
+        "cells that do not hold",
+        "`edgebed reproduce TABLE` computes them again; if no figure was meant to change, mend the code",
     )
 
 
@@ -161,13 +163,14 @@ def _page(results: Path, *, only_compare: bool) -> None:
             say(f"written: {path}")
     for line in [*made.refused, *wrong]:
         show(line)
-    _refuse(wrong, "lines of the page are not those of the cells", "`edgebed reproduce --page` writes it again")
-    _refuse(made.refused, "cells do not count", "`edgebed reproduce TABLE` computes them again")
+    again = "take edited ones from git again; `edgebed reproduce TABLE` computes the others again"
+    _refuse(made.refused, "cells that do not count", again)
+    _refuse(wrong, "lines of the page that the cells do not give", "`edgebed reproduce --page` writes it again")
 
 
 def _refuse(wrong: Sequence[object], what: str, hint: str) -> None:
     if wrong:
-        raise RunError(f"{len(wrong)} {what}", hint=hint)
+        raise RunError(f"{what}: {len(wrong)}", hint=hint)
 
 
 def _scale(text: str) -> ScaleName:

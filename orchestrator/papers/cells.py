@@ -234,6 +234,11 @@ class Kept(msgspec.Struct, frozen=True):
     cell: Cell | None
     why: str
 
+    @property
+    def told(self) -> str:
+        """`why`, with the name of the file."""
+        return self.why if str(self.path) in self.why else f"{self.path}: {self.why}"
+
 
 def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> Kept:
     """The cell of a job, if there is one. `path`: of the table's file."""
@@ -326,10 +331,16 @@ def differ_at_start(cell: Cell, first: FirstRounds, figures: RunFigures, *, exac
             ("seconds", figures.elapsed_s, cell.figures.elapsed_s),
             ("bytes", figures.bytes, cell.figures.bytes),
         )
-        return found + [f"{name} of the first rounds differ" for name, a, b in pairs if list(a[:count]) != b[:count]]
+        return found + [
+            f"{name} of the first rounds differ: {a[:count]}, not {b[:count]}"
+            for name, a, b in pairs
+            if a[:count] != b[:count]
+        ]
     norms = zip(first.norms, cell.first_rounds.norms, strict=True)
     far = not all(isclose(a, b, rel_tol=NORM_TOLERANCE) for a, b in norms)
-    return ["the norms of the first rounds' weights differ"] if far else []
+    if not far:
+        return []
+    return [f"the norms of the first rounds' weights differ: {first.norms}, not {cell.first_rounds.norms}"]
 
 
 def gather(results: Path, folders: Sequence[Path]) -> list[Path]:

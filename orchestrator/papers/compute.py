@@ -291,13 +291,16 @@ def _made(costs: str, began_s: float) -> Made:
 
 
 def _commit() -> str:
-    """Of the source tree, with `-dirty` where it was changed; "" where git knows none."""
-    where = Path(__file__).parent
-    command = ["git", "-C", str(where), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Of the source tree, with `-dirty` where it was changed apart from results and pages, which computing itself
+    changes; "" where git knows none."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    source = [":/", ":(top,exclude)results", ":(top,exclude)docs"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *source], check=False).returncode == 0
+    except (OSError, subprocess.CalledProcessError):
         return ""
+    return head.stdout.strip() + ("" if same else "-dirty")
 
 
 def main() -> int:

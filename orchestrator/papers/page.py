@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ from orchestrator.papers.tables import (
 )
 from orchestrator.papers.verdicts import RULES, Line, Pair, Verdict, judge, limits, ours_of, paper_of
 from orchestrator.records.compare.ratios import Entry, with_range
-from orchestrator.records.words.formatting import NONE, fixed, number
+from orchestrator.records.words.formatting import NONE, fixed, number, size
 
 PAGE, PICTURES = "results.md", "results"
 EXACT = {"fedpmt-table2", "s2fl-eq1"}
@@ -64,7 +64,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The cells of a table at a scale that count, and what follows from them."""
+    """The cells of a table at a scale that count, out of `wanted`, and what follows from them."""
 
     name: str
     table: Reproduction
@@ -72,6 +72,7 @@ class Part(msgspec.Struct, frozen=True):
     at: Scale
     about: str
     cells: list[Cell]
+    wanted: int
     values: Values
     tables: dict[str, list[Entry]]
 
@@ -176,7 +177,9 @@ def _pictures_of_papers(parts: Sequence[Part]) -> list[Picture]:
             own = [_line(part, verdict.claim, pair) for pair in verdict.pairs]
             lines.setdefault(papers[part.name], []).extend(line for line in own if line is not None)
     return [
-        Picture(f"{slug(paper)}.svg", f"{paper}: the claims with a rule", {"ratio of each claim": own})
+        Picture(
+            f"{slug(paper)}.svg", f"{paper}: the claims with a rule", {"ratio of each claim": list(dict.fromkeys(own))}
+        )
         for paper, own in lines.items()
         if own
     ]
@@ -199,19 +202,20 @@ def _strange(results: Path, tables: Sequence[Path]) -> list[Path]:
 def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refused: list[str]) -> Part | None:
     """The part of a table's page at a scale; None: no cell of it counts. Files that do not count are added to
     `refused`."""
-    files = set((results / path.stem / scale).glob("*.json"))
-    if not files or table.at(scale) is None:
+    files, at = set((results / path.stem / scale).glob("*.json")), table.at(scale)
+    if not files or at is None:
         refused += [f"{file}: the table has no such scale" for file in sorted(files)]
         return None
-    seeds = sorted({cell.seed for file in files if (cell := _readable(file)) is not None})
+    seeds = {cell.seed for file in files if (cell := _readable(file)) is not None}
     found = []
-    for job in jobs(table, path, scale, seeds or None):
+    wanted = jobs(table, path, scale, sorted(seeds | set(at.seeds)))
+    for job in wanted:
         there = kept(results, path.stem, scale, job, path)
         files.discard(there.path)
         if there.cell is not None and not there.why:
             found.append((job, there.cell))
         elif there.path.exists():
-            refused.append(f"{there.path}: {there.why}")
+            refused.append(there.told)
     refused += [f"{file}: the table has no such cell" for file in sorted(files)]
     if not found:
         return None
@@ -219,7 +223,7 @@ def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refu
     values = values_of(table, at, [(job, outcome(cell)) for job, cell in found])
     words = about(at, [job for job, _ in found], simulated=True)
     cells = [cell for _, cell in found]
-    return Part(path.stem, table, scale, at, words, cells, values, tables_of(table, at, values))
+    return Part(path.stem, table, scale, at, words, cells, len(wanted), values, tables_of(table, at, values))
 
 
 def _readable(file: Path) -> Cell | None:
@@ -270,13 +274,19 @@ def _judged(parts: Sequence[Part]) -> Iterator[tuple[Part, Verdict]]:
 
 def _claim_line(part: Part, verdict: Verdict) -> str:
     claim = verdict.claim
-    several = len({pair.row for pair in verdict.pairs}) > 1
-    names = [f"{pair.row}, {pair.column}" if several else pair.column for pair in verdict.pairs]
-    ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
-    paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in zip(names, verdict.pairs, strict=True))
+    told = [(_name(pair, verdict), pair) for pair in verdict.pairs]
+    ours = "<br>".join(f"{name}: {ours_of(pair)}" for name, pair in told)
+    paper = "<br>".join(f"{name}: {paper_of(pair)}" for name, pair in told if pair.paper is not None) or NONE
     rule = f"{claim.quantity}: {limits(claim, claim.than or part.table.baseline)}"
     title = part.table.title.partition(":")[0]
     return f"| {title}: {claim.text} ({rule}) | **{verdict.word}** | {paper} | {ours} | {part.scale} | `{part.name}` |"
+
+
+def _name(pair: Pair, verdict: Verdict) -> str:
+    """What tells it from the other pairs of its verdict."""
+    if len({each.row for each in verdict.pairs}) == 1:
+        return pair.column
+    return pair.row if len({each.column for each in verdict.pairs}) == 1 else f"{pair.row}, {pair.column}"
 
 
 def _exact_lines(path: Path, table: Reproduction) -> list[str]:
@@ -314,7 +324,8 @@ def _words(part: Part) -> str:
 def _count(part: Part) -> str:
     seeds = sorted({cell.seed for cell in part.cells})
     hours = sum(cell.made.cpu_hours for cell in part.cells)
-    text = f"{len(part.cells)} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
+    count = f"{len(part.cells)} of {part.wanted}" if len(part.cells) < part.wanted else len(part.cells)
+    text = f"{count} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
     saved = saved_by(part.cells)
     return f"{text}, {saved}" if saved else text
 
@@ -330,35 +341,36 @@ def _section(part: Part) -> Iterator[str]:
         f"at commit {', '.join(commits)}, vector units {simd}, costs: {made[0].costs}. `{part.command}`\n"
     )
     yield f"![Ratios with their intervals]({PICTURES}/{_picture(part).file})\n"
+    yield '<details markdown="1"><summary>All figures</summary>\n'
     for name, entries in part.tables.items():
-        yield from _entries(name, entries, part.table.baseline)
+        yield from _entries(name, [entry for entry in entries if entry.runs], part.table.baseline)
+    yield "</details>"
 
 
 def _entries(name: str, entries: Sequence[Entry], baseline: str) -> Iterator[str]:
+    """The figures of rows and columns of which something was run."""
     columns = list(dict.fromkeys(entry.column for entry in entries))
+    show = size if name.startswith("bytes") else number
     yield f"`{name}`: mean of the seeds that have it, and ÷ {baseline}; below it the paper's.\n"
     yield f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}"
     for row in dict.fromkeys(entry.row for entry in entries):
-        own = {entry.column: entry for entry in entries if entry.row == row}
-        yield f"| {row} | {' | '.join(_ours(own[column]) for column in columns)} |"
-        if any(entry.paper is not None for entry in own.values()):
-            yield f"| paper | {' | '.join(_paper(own[column]) for column in columns)} |"
+        own = {entry.column: _both(entry, show) for entry in entries if entry.row == row}
+        yield f"| {row} | {' | '.join(own.get(column, 'not run') for column in columns)} |"
     yield ""
 
 
-def _ours(entry: Entry) -> str:
-    if not entry.runs:
-        return "not run"
+def _both(entry: Entry, show: Callable[[float], str]) -> str:
+    if entry.paper is None:
+        return _ours(entry, show)
+    ratio = "" if entry.paper_ratio in (None, 1) else f", {fixed(entry.paper_ratio or 0, 2)}"
+    return f"{_ours(entry, show)}<br>{show(entry.paper)}{ratio}"
+
+
+def _ours(entry: Entry, show: Callable[[float], str]) -> str:
     if entry.mean is None:
-        return f"reached in 0 of {entry.runs}"
-    text = number(entry.mean)
+        return f"0 of {entry.runs}"
+    text = show(entry.mean)
     if entry.ratio is not None and (entry.low is not None or entry.ratio != 1):
         text += f", {fixed(entry.ratio, 2)}"
     text = with_range(text, entry.low, entry.high)
     return text if entry.reached == entry.runs else f"{text} ({entry.reached} of {entry.runs})"
-
-
-def _paper(entry: Entry) -> str:
-    if entry.paper is None:
-        return NONE
-    return number(entry.paper) + ("" if entry.paper_ratio in (None, 1) else f", {fixed(entry.paper_ratio or 0, 2)}")

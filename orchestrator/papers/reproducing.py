@@ -72,6 +72,8 @@ def reproduce(
             missing.append((job, task))
         elif share and found.cell is not None:
             _remember(found.cell, task)
+        if found.why and found.path.exists():
+            notify(f"computed again: {found.told}")
         if fresh or found.why.startswith("stale"):
             shutil.rmtree(task.request.work, ignore_errors=True)
     notify(f"{counted(len(todo), 'cell')}: {len(todo) - len(missing)} there, {len(missing)} to compute")

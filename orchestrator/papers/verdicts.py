@@ -66,7 +66,7 @@ def judge(
     values: Mapping[tuple[str, str, int], float | None],
     printed: Mapping[str, Mapping[str, float | None]],
 ) -> Verdict | None:
-    """The verdict on a claim; None where no run of its columns is there.
+    """The verdict on a claim; None where no run of its rows and columns is there.
 
     Args:
         columns: those of the scale.
@@ -76,7 +76,7 @@ def judge(
     than = claim.than or baseline
     own = [column for column in columns if not claim.columns or column in claim.columns]
     pairs = [_pair(claim, row, than, column, values, printed) for row in claim.rows for column in own]
-    begun = any(row in (*claim.rows, than) and column in own for row, column, _ in values)
+    begun = any(row in claim.rows and column in own for row, column, _ in values)
     return Verdict(claim, tuple(pairs), _together([pair.word for pair in pairs])) if begun else None
 
 

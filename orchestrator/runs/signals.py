@@ -10,6 +10,7 @@ import faulthandler
 import io
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -112,6 +113,12 @@ class _End:
     def watch(self, task: asyncio.Future[Any]) -> None:
         """From now on signals end `task`."""
         self._task, self._loop = task, asyncio.get_running_loop()
+        # A signal that comes just before the loop waits does not end its wait; this does.
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        self._loop.add_reader(self._woken, self._woken.recv, 4096)
+        self._woke_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for each, handler in self._before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(each, self._heard)
@@ -119,6 +126,9 @@ class _End:
     def restore(self) -> None:
         for each, handler in self._before.items():
             signal.signal(each, signal.SIG_IGN if self._ending else handler)
+        signal.set_wakeup_fd(self._woke_before)
+        for end in (self._woken, self._wake):
+            end.close()
 
     def _heard(self, number: int, frame: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the work has ended

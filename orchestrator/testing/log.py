@@ -42,7 +42,7 @@ class Altered(Log):
 
     Attributes:
         seen: of each update its device, whether others were merged since it began, and the number of its merge.
-        after: the global weights after each merge.
+        after: the global weights at the start, and after each merge.
     """
 
     at: int = -1
@@ -52,7 +52,7 @@ class Altered(Log):
     after: list[Weights] = field(default_factory=list)
 
     def merging(self, weights: Weights, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
-        given = []
+        given, self.after = [], self.after or [weights]
         for part in contributions:
             if len(self.seen) == self.at:
                 base = self._changed(part.base) if self.with_base else part.base

@@ -11,6 +11,7 @@ import pytest
 
 import edgebed
 from edgebed.errors import FleetError
+from edgebed.methods import scaffold
 from edgebed.plugin_code import read_plugin, write_plugins
 from edgebed.wire.fork_protocol import Fork
 from orchestrator.fleet.local.backend import LocalBackend
@@ -22,6 +23,7 @@ __all__ = ["alone"]
 
 pytestmark = pytest.mark.usefixtures("uncalibrated")
 
+SGD = {"name": "sgd", "lr": 0.05}
 SMALL = "cpus: 0.3\nuplink_mbit_s: 20\ndownlink_mbit_s: 20\nmemory_mib: 1024\n"
 
 
@@ -35,31 +37,43 @@ def experiment(folder: Path, *plugins: Path) -> Path:
         "fleet": "fleet.yaml",
         "plugins": [str(each) for each in plugins],
         "methods": [{"name": "damped"}],
-        "training": {"rounds": 2, "batch_size": 32, "heartbeat_s": 0.5, "seed": 2},
+        "training": {"rounds": 2, "batch_size": 32, "heartbeat_s": 0.5, "seed": 2, "optimizer": SGD},
         "simulation": {"batched": False},
     }
     path.write_bytes(msgspec.json.encode(text))
     return path
 
 
+def write_scaffold(folder: Path) -> Path:
+    """A copy of SCAFFOLD as a file of a stranger, under the name `damped`."""
+    text = Path(scaffold.__file__).read_text("utf-8")
+    for call in ("name = ", "@device_half(", "objective="):
+        text = text.replace(f'{call}"scaffold"', f'{call}"damped"')
+    folder.mkdir()
+    (folder / "damped.py").write_text(text, "utf-8")
+    return folder / "damped.py"
+
+
 @pytest.mark.parametrize(
     "backend", [pytest.param("local", marks=pytest.mark.root), pytest.param("docker", marks=pytest.mark.docker)]
 )
-@pytest.mark.parametrize("installed", [False, True], ids=["folder", "package"])
+@pytest.mark.parametrize("kind", ["file", "folder", "package"])
 def test_the_accuracy_is_that_of_the_simulation(
-    backend: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package requires numpy, so its containers have an image of their own; local agents do not see where it is
-    installed."""
-    if installed:
+    """The file is SCAFFOLD under another name. The package requires numpy, so its containers have an image of their
+    own; local agents do not see where it is installed."""
+    if kind == "package":
         monkeypatch.syspath_prepend(str(install(tmp_path)))
         wanted = experiment(tmp_path)
     else:
-        wanted = experiment(tmp_path, write_folder(tmp_path / "away"))
+        write = write_scaffold if kind == "file" else write_folder
+        wanted = experiment(tmp_path, write(tmp_path / "away"))
     (simulated,) = edgebed.simulate(wanted, runs=tmp_path / "simulated")
     (real,) = edgebed.run(wanted, backend=backend, runs=tmp_path / "real", allow_uncalibrated=True)
     assert accuracies(real) == accuracies(simulated)
-    assert read_plugin("plugins/damped", real.path).sha256 == read_plugin("plugins/damped", simulated.path).sha256
+    entry = "plugins/damped.py" if kind == "file" else "plugins/damped"
+    assert read_plugin(entry, real.path).sha256 == read_plugin(entry, simulated.path).sha256
 
 
 @pytest.mark.root

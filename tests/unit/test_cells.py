@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,14 @@ import pytest
 
 from edgebed.errors import UsageError
 from edgebed.models.staged import digest
+from edgebed.wire.messages import Assignment, Report, Task, Update, Upload, encode
 from orchestrator.papers import page
 from orchestrator.papers.cells import (
     Cell,
     Damaged,
     FirstRounds,
     Made,
+    differ_at_start,
     differences,
     gather,
     kept,
@@ -179,7 +182,7 @@ def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
     far = msgspec.structs.replace(
         made(table, job, [0.1, 0.2, 0.3, 0.5], simd="AVX512"), first_rounds=FirstRounds(["3", "4"], [1.0, 2.001])
     )
-    assert differences(one, far) == ["the norms of the first rounds' weights differ"]
+    assert differences(one, far) == ["the norms of the first rounds' weights differ: [1.0, 2.001], not [1.0, 2.0]"]
 
 
 def test_values_of_other_rows_differ(table: Path) -> None:
@@ -205,6 +208,24 @@ def test_measured_costs_are_refused(table: Path) -> None:
     refuse_measured(all_jobs(table)[0].experiment, table)
     table.write_text(TABLE.replace("fedavg", "dtfl"))
     refuse_measured(all_jobs(table)[0].experiment, table)
+
+
+def test_a_task_has_the_bytes_that_the_cells_under_results_were_computed_with() -> None:
+    """A new field of a message is on every simulated link, and makes all cells stale: leave it out where it is unset,
+    as `Task.state` is, or compute all cells again."""
+    work = Assignment("d", {"name": "fcnn"}, 10, (1, 8, 8), 3, "output")
+    report = Report(1, 1, 0.5, 0.5, 0.5, None, 1, 0.5, 1, 0.5, 0.5)
+    sent = (Task("t", "r", 1, work), Update("d", "t", report), Upload("d", "t", 1, 1))
+    assert [len(encode(each)) for each in sent] == [481, 400, 45]
+
+
+def test_what_differs_in_the_first_rounds_is_told_with_its_figures(table: Path) -> None:
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    assert cell.figures is not None
+    now = msgspec.structs.replace(cell.figures, bytes=[1, 2], elapsed_s=[1.0, 2.0], accuracy=[0.1, 0.2])
+    assert differ_at_start(cell, cell.first_rounds, now, exact=True) == [
+        "bytes of the first rounds differ: [1, 2], not [1, 1]"
+    ]
 
 
 def test_a_digest_sees_every_bit_and_name() -> None:
@@ -276,7 +297,7 @@ def test_the_page_holds_the_figures_of_the_cells(table: Path, tmp_path: Path) ->
     compute_all(table, results)
     text = write_page(table, results, docs)
     assert "| Small, table 1: b needs fewer rounds. (rounds_to_target: b ÷ a below 1) | **holds** | x: 0.50 |" in text
-    assert "| b | 2, 0.50 [0.50, 0.50] |" in text
+    assert "| b | 2, 0.50 [0.50, 0.50]<br>2, 0.50 |" in text
     assert "4 cells, seeds 1, 2, 1 CPU hours" in text
     made = page.make(results, [table])
     assert (made.refused, page.differences(made, docs)) == ([], [])
@@ -289,7 +310,7 @@ def test_a_figure_that_no_fresh_cell_supports_cannot_stand_on_the_page(table: Pa
     cell = results / "small" / "digits" / "b--x--seed1.json"
     cell.write_text(cell.read_text().replace("[0.1,0.5,0.5,0.5]", "[0.1,0.4,0.5,0.5]"))
     made = page.make(results, [table])
-    assert [line for line in made.refused if "was edited" in line]
+    assert made.refused == [f"{cell} was edited: its figures are not those that were computed"]
     assert any("2, 0.50 [0.50, 0.50]" in line for line in page.differences(made, docs))
     assert "**cannot be told**" in made.text
     for path in results.rglob("*.json"):
@@ -327,6 +348,17 @@ def test_all_28_tables_and_figures_are_listed_and_name_files_that_exist() -> Non
     assert len(page.listed()) == 28
     assert named == known
     assert all(each.hours and (each.files or each.instead) for each in page.listed())
+
+
+def test_the_page_says_of_each_table_what_there_is_or_how_many_hours_it_takes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    lines = text.partition("## All tables and figures\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    told = {(each[0], each[1]): each[3:] for each in (line.strip("| ").split(" | ") for line in lines)}
+    assert list(told) == [(each.paper, each.name) for each in page.listed()]
+    for each in page.listed():
+        state, hours = told[each.paper, each.name]
+        computed = re.search(r"\d+ cells, seeds? \d", state) or state == (each.instead or "arithmetic, see the claims")
+        assert computed or (state.startswith("not run: `edgebed reproduce ") and re.search(r"\d", hours)), each
 
 
 def test_the_page_of_this_repository_is_that_of_its_cells() -> None:

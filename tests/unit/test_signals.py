@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +65,26 @@ def test_work_is_cancelled_once_and_cleans_up_whatever_comes(
     assert {signal.getsignal(each) for each in ENDING} == {signal.SIG_IGN}, "nothing disturbs what is said after it"
 
 
+def test_a_signal_that_does_not_interrupt_the_wait_of_the_loop_ends_it() -> None:
+    """As one that comes just before it: another thread takes it while the loop waits."""
+    loop_thread, late = Path(f"/proc/self/task/{threading.get_native_id()}/wchan"), list[str]()
+
+    def send() -> None:
+        deadline = time.monotonic() + 5
+        while "poll" not in loop_thread.read_text() and time.monotonic() < deadline:
+            os.sched_yield()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    async def work() -> None:
+        threading.Thread(target=send).start()
+        asyncio.get_running_loop().call_later(20, late.append, "the wait ended by itself")
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(work())
+    assert late == []
+
+
 def test_work_that_ends_by_itself_gives_its_result_and_its_errors() -> None:
     async def seven() -> int:
         return 7
@@ -110,9 +132,10 @@ from orchestrator.runs.signals import run_to_end
 async def work():
     log.print("ready")
     try:
-        while True:
+        while sys.argv[2] == "prints":
             log.print("at work")
             await asyncio.sleep(0)
+        await asyncio.Event().wait()
     finally:
         log.print("said in the clean-up")
         await asyncio.sleep(0)
@@ -126,7 +149,8 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["prints", "waits"])
+def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(work: str, tmp_path: Path) -> None:
     """What a lost connection does: the kernel hangs up, and every write to the terminal fails from then on."""
     ours, theirs = pty.openpty()
 
@@ -135,7 +159,7 @@ def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(tmp_path: Path
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "cleaned")],
+        [sys.executable, "-c", CHILD, str(tmp_path / "cleaned"), work],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
