@@ -60,7 +60,9 @@ class Mistakes(UsageError):
         lines = (
             f"\n{i}. {error}" + (f"\n   Hint: {error.hint}" if error.hint else "") for i, error in enumerate(each, 1)
         )
-        super().__init__(f"{about}: {len(each)} mistakes{''.join(lines)}", hint=f"`edgebed check {about}` looks again")
+        super().__init__(
+            f"{about}: {counted(len(each), 'mistake')}{''.join(lines)}", hint=f"`edgebed check {about}` looks again"
+        )
         self.each = each
 
 
@@ -179,6 +181,11 @@ def lasting(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"
+
+
+def counted(count: float, noun: str) -> str:
+    """A count with its noun: `1 round`, `2 rounds`, `0.5 CPUs`."""
+    return f"{count:.7g} {noun}{'' if count == 1 else 's'}"
 
 
 def printable(text: str, most: int = 200, keep: str = "") -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgebed.errors import counted
 from orchestrator.cli.arguments import Overrides, Plugins
 from orchestrator.cli.console import log, show
 from orchestrator.files.yaml_file import load_yaml
@@ -24,7 +25,7 @@ def command(
     document = load_yaml(file)
     if "devices" in document and "methods" not in document:
         spec = load_fleet(file)
-        show(f"{file}: no mistakes; {len(spec.devices)} devices")
+        show(f"{file}: no mistakes; {counted(len(spec.devices), 'device')}")
         return
     if not document.keys() & {"methods", "fleet"} and document.keys() & set(ProfileFile.__struct_fields__[3:]):
         show(f"{file}: no mistakes; cpus: {number(load_profile(str(file.absolute()), file).limits.cpus, 4)}")
@@ -32,4 +33,4 @@ def command(
     with log.status("reading the data, building the models"):
         experiment = checked(file, set_, plugin or (), everything=True)
     runs = len(experiment.parts) * len(experiment.methods)
-    show(f"{file}: no mistakes; {runs} run{'s' if runs > 1 else ''}")
+    show(f"{file}: no mistakes; {counted(runs, 'run')}")

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from edgebed.errors import counted
 from orchestrator.cli.console import columns, console, print_whole, show
 from orchestrator.records.compare import tabulate
 from orchestrator.records.compare.comparison import Comparison, compare, conditions
@@ -141,13 +142,13 @@ def _print_notes(notes: Sequence[str], everything: bool) -> None:
     for note in shown:
         console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
     if len(shown) < len(notes):
-        _tell(f"{len(notes) - len(shown)} more notes; --all prints them, and all other figures.")
+        _tell(f"{counted(len(notes) - len(shown), 'more note')}; --all prints all notes, and all other figures.")
 
 
 def show_sim_error(error: SimError) -> None:
     """Two tables: the rounds in a line, devices and phases in rows."""
     show(
-        f"Error of the simulation over {len(error.rounds)} rounds: median {percent(error.median)}, "
+        f"Error of the simulation over {counted(len(error.rounds), 'round')}: median {percent(error.median)}, "
         f"90th percentile {percent(error.p90)}, all rounds together {signed_percent(error.total_error)}; "
         f"{percent(error.same_cuts, 0)} of the assignments are the same"
     )

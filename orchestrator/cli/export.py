@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgebed.errors import UsageError
+from edgebed.errors import UsageError, counted
 from orchestrator.cli.arguments import Run
 from orchestrator.cli.console import log, show
 from orchestrator.dashboard.tail import RecordTail
@@ -87,4 +87,4 @@ def _draw(folder: Path, targets: list[tuple[Target, str]], *, follow: bool) -> N
             time.sleep(FOLLOW_S)
     for each, (_, target) in zip(made, targets, strict=True):
         each.close(summary)
-        show(f"{target}: curves of {len(summary.rounds)} rounds")
+        show(f"{target}: curves of {counted(len(summary.rounds), 'round')}")

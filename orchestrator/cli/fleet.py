@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from edgebed.errors import FleetError, UsageError
+from edgebed.errors import FleetError, UsageError, counted
 from orchestrator.cli.arguments import (
     BackendOption,
     Broker,
@@ -71,7 +71,7 @@ def up(
             raise
     state = place.ask()
     held = held_by(state.enforcement, spec.unlimited, spec.limited_boards)
-    log.print(f"{len(state.devices)} devices are running (process {pid}); {held}")
+    log.print(f"running: {counted(len(state.devices), 'device')} (process {pid}); {held}")
     if state.dilation > 1:
         log.print(f"every quota and rate is divided by D = {number(state.dilation)}")
     if note := threads_note(state.dilation, spec.one_thread):

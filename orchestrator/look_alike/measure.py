@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from edgebed.datasets.shard import write_idle_shard
-from edgebed.errors import LimitError
+from edgebed.errors import LimitError, counted
 from edgebed.limits.spec import Limits
 from edgebed.link.probe_server import ProbeServer
 from orchestrator.boards.members import with_facts
@@ -121,7 +121,7 @@ async def _become(
     the board, which the look-alike's will be like."""
     for cut, step in steps.items():
         bench.expect(cut, step.wall_s)
-    notify(f"measuring the look-alike ({profile.limits.cpus:g} CPUs) and the board, in turn")
+    notify(f"measuring the look-alike ({counted(profile.limits.cpus, 'CPU')}) and the board, in turn")
     try:
         await twin.change(TWIN, profile)
     except LimitError as error:

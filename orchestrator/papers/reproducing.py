@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from edgebed.errors import RunError, UsageError
+from edgebed.errors import RunError, UsageError, counted
 from orchestrator.papers.cells import (
     Cell,
     Kept,
@@ -76,7 +76,7 @@ def reproduce(
             notify(f"computed again: {found.told}")
         if fresh or found.why.startswith("stale"):
             shutil.rmtree(task.request.work, ignore_errors=True)
-    notify(f"{len(todo)} cells: {len(todo) - len(missing)} are there, {len(missing)} are computed")
+    notify(f"{counted(len(todo), 'cell')}: {len(todo) - len(missing)} there, {len(missing)} to compute")
     waves = _waves(missing, path, at.results, notify) if share else [[task for _, task in missing]]
     _compute(waves, most, notify)
     return measured(table, path, selection, at.results)
@@ -115,7 +115,9 @@ def _compute(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> None
     """Compute one wave after the other. Raises RunError where cells were not computed; the others are there."""
     failed = [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
     if failed:
-        raise RunError(f"{len(failed)} cells were not computed: {'; '.join(failed)}", hint="the same command goes on")
+        raise RunError(
+            f"{counted(len(failed), 'cell')} not computed: {'; '.join(failed)}", hint="the same command goes on"
+        )
 
 
 def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edgebed.errors import RunError
+from edgebed.errors import RunError, counted
 from orchestrator.experiment import Training
 from orchestrator.rounds.machine import Leave
 
@@ -49,7 +49,7 @@ def nothing_merged(training: Training, rounds: int, missing: Mapping[str, Leave]
         missing: devices that did not contribute to the last round, and how each left.
     """
     return RunError(
-        f"no work was merged in {rounds} round{'s' if rounds > 1 else ''}: none had a quorum of {training.quorum}; "
+        f"no work was merged in {counted(rounds, 'round')}: none had a quorum of {training.quorum}; "
         f"missing in the last one: {named(missing)}",
         hint=hint(training, missing),
     )

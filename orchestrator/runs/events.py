@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from edgebed.errors import counted
 from orchestrator.records import types as t
 from orchestrator.records.shown.loglines import failure_line
 from orchestrator.records.words.formatting import accuracy
@@ -46,7 +47,7 @@ class RoundBegan(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.method} round {self.round:3d}: {len(self.devices)} devices"
+        return f"{self.method} round {self.round:3d}: {counted(len(self.devices), 'device')}"
 
 
 class RoundEnded(msgspec.Struct, frozen=True):

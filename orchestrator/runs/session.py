@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edgebed.datasets.shard import write_idle_shard
-from edgebed.errors import CalibrationError
+from edgebed.errors import CalibrationError, counted
 from edgebed.methods.base import METHODS
 from edgebed.plugin_code import read_plugins, write_plugins
 from edgebed.wire.messages import Assignment
@@ -109,12 +109,12 @@ async def standing_fleet(
         opened = await OpenedFleet.open(stack, spec, fleet_id, boards, notify, open_here, plugins)
         stack.push_async_callback((devices := opened.backend).close)
         held = held_by(devices.enforcement, spec.unlimited, spec.limited_boards)
-        notify(f"preparing {len(spec.devices)} devices ({devices.name}, {held})")
+        notify(f"preparing {counted(len(spec.devices), 'device')} ({devices.name}, {held})")
         broker = await opened.open_broker(stack, await devices.prepare(), own_broker)
         controller = await _connect(stack, opened, broker, admitted, heartbeat_s, grain, plugins)
         access = {device.name: broker.access(devices.host_of(device.name), device.name) for device in spec.here}
         await devices.start(access, shards or _idle_shards(controller.names, folder))
-        notify(f"waiting for {len(controller.names)} agents to join over MQTT ({broker.kind})")
+        notify(f"waiting for {counted(len(controller.names), 'agent')} to join over MQTT ({broker.kind})")
         await _joined_and_limited(controller)
         if spec.speed.reference:
             measured = await device_speed.measured_speed(controller, work, notify)

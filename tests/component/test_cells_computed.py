@@ -208,7 +208,7 @@ def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path
 @pytest.mark.usefixtures("warm_workers")
 def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_path: Path) -> None:
     table.write_text(TABLE.replace("FedAvg: {}", "FedAvg: {model: {name: resnet-tiny}}"))
-    with pytest.raises(RunError, match=r"1 cells were not computed: .*FedAvg"):
+    with pytest.raises(RunError, match=r"1 cell not computed: .*FedAvg"):
         make(table, at(tmp_path), most=1)
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
 
@@ -292,7 +292,7 @@ async def test_a_cell_that_is_killed_three_times_goes_on_to_the_same_bits(longer
         await until(lambda moment=moment: bool(workers()) and written(tmp_path / "killed") >= moment, 60)
         for each in workers():
             each.kill()
-        with pytest.raises(RunError, match="1 cells were not computed"):
+        with pytest.raises(RunError, match="1 cell not computed"):
             await work
         begun.append(runs_of(tmp_path / "killed"))
     await asyncio.to_thread(make, longer, at(tmp_path / "killed"), 1, (1,), ("FedPMT",))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgebed.errors import MOST_TRACE, UsageError, in_words, said, trace_of
+from edgebed.errors import MOST_TRACE, UsageError, counted, in_words, said, trace_of
 from edgebed.wire.messages import Failure, decode_header, encode
 from orchestrator.cli import main
 from orchestrator.records.types import DeviceOut
@@ -35,6 +35,11 @@ def test_an_error_nobody_foresaw_has_its_type_and_a_bounded_traceback() -> None:
     deep = msgspec.json.decode(msgspec.json.encode(trace_of(RuntimeError("y" * 20_000))), type=str)
     assert len(deep) == MOST_TRACE
     assert deep.endswith("yy\n")
+
+
+def test_a_count_has_its_noun_in_the_right_number() -> None:
+    told = [counted(count, "CPU") for count in (0, 0.5, 1, 1.0, 7.3, 1_000_000)]
+    assert told == ["0 CPUs", "0.5 CPUs", "1 CPU", "1 CPU", "7.3 CPUs", "1000000 CPUs"]
 
 
 def test_one_of_our_own_says_message_and_hint_and_needs_no_traceback() -> None:

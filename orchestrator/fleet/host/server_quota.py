@@ -7,7 +7,7 @@ import shutil
 
 import psutil
 
-from edgebed.errors import LimitError
+from edgebed.errors import LimitError, counted
 from edgebed.limits.cgroups import Cgroup, join
 from edgebed.limits.cpu_quota import TICK_US, period_for
 from edgebed.limits.throttle import TOLERANCE
@@ -65,7 +65,7 @@ class ServerQuota:
         quota, wanted = self._cgroup.read().quota, self._limits.cpus
         held = None if quota is None else quota.cpus
         if held is None or abs(held - wanted) > TOLERANCE * wanted:
-            is_held = "not limited" if held is None else f"{held:g} CPUs"
+            is_held = "not limited" if held is None else counted(held, "CPU")
             raise LimitError(
                 f"the server's CPU quota is {is_held}, wanted {wanted:g}",
                 hint="another program on this host changes its limits",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edgebed.errors import CapacityError, UsageError
+from edgebed.errors import CapacityError, UsageError, counted
 from edgebed.limits.cpu_quota import LEAST_CPUS
 from orchestrator.fleet.spec.profile import FleetSpec
 
@@ -79,8 +79,9 @@ def dilation_of(spec: FleetSpec, setting: str | float, cores: float, carried: Ca
         )
     if factor < needed * (1 - 1e-9):
         raise CapacityError(
-            f"the fleet {spec.name} wants {spec.cpus:g} CPUs{f' / {factor:g}' if factor > 1 else ''}, the host has "
-            f"{cores:g} cores of which {spec.reserve_cpus:g} are reserved for orchestrator and broker",
+            f"the fleet {spec.name} wants {counted(spec.cpus, 'CPU')}{f' / {factor:g}' if factor > 1 else ''}, the "
+            f"host has {counted(cores, 'core')} of which {spec.reserve_cpus:g} are reserved for orchestrator and "
+            "broker",
             hint=f"use dilation: auto (here {needed:.3g}), fewer or smaller devices, or a larger host",
         )
     check_least(spec, factor, hint="use fewer large devices beside the smallest one, or a host with more cores")
@@ -117,7 +118,7 @@ def _why_dilated(spec: FleetSpec, by_cpus: float, path: float, cores: float, car
     """The arithmetic, for a fleet that must not be dilated."""
     if by_cpus >= path:
         return (
-            f"Its other devices want {spec.cpus:g} CPUs, and this host has {cores:g} cores of which "
+            f"Its other devices want {counted(spec.cpus, 'CPU')}, and this host has {counted(cores, 'core')} of which "
             f"{spec.reserve_cpus:g} are reserved: that needs {by_cpus:.3g}"
         )
     up, down = spec.rates

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from edgebed.errors import CapacityError, FleetError, UsageError
+from edgebed.errors import CapacityError, FleetError, UsageError, counted
 from orchestrator.fleet.spec.capacity import check_boards, check_least, factor_of
 from orchestrator.fleet.spec.profile import FleetSpec
 from orchestrator.fleet.spec.swarm import SOCKET, NodeFile, SwarmFile
@@ -46,7 +46,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.cores - self.reserved
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.cores:g} cores - {self.reserved:g} reserved = {self.room:.3g}"
+        return f"{self.name}: {counted(self.cores, 'core')} - {self.reserved:g} reserved = {self.room:.3g}"
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -224,4 +224,4 @@ def describe(placement: Placement, factor: float, cpus: Mapping[str, float]) -> 
     for node in placement.nodes:
         there = placement.on(node.id)
         used = placement.needed(cpus)[node.id] * node.room / factor
-        yield f"{node.name} ({node.address}): {len(there)} devices, {used:.3g} of {node.room:.3g} CPUs"
+        yield f"{node.name} ({node.address}): {counted(len(there), 'device')}, {used:.3g} of {node.room:.3g} CPUs"

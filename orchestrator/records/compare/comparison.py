@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.errors import counted
 from edgebed.pacing import HOST
 from orchestrator.records.compare.groups import bases, default_baseline, in_setting, key, named
 from orchestrator.records.compare.paired import unpaired
@@ -186,7 +187,8 @@ def _doubts(summary: Summary) -> Iterable[str]:
     if not summary.calibrated:
         yield "not calibrated: the limits were not shown to hold, or a device was late or early"
     if summary.late_rounds:
-        yield f"in {summary.late_rounds} rounds a device was slower than the reference {summary.speed} (late rounds)"
+        late = counted(summary.late_rounds, "round")
+        yield f"in {late} a device was slower than the reference {summary.speed} (late rounds)"
     for device, early in summary.early_s.items():
         faster = f"up to {seconds(early)} faster than the reference {summary.speed}"
         yield f"{device} did not wait long enough: it was {faster}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.errors import counted
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import Session
 from orchestrator.records.shown.round_view import joined
@@ -184,7 +185,7 @@ def _lanes(
         "timed": True,
         "format": "tick",
         "legend": legend(phases(names)) + boards,
-        "summary": f"{len(rows)} devices over {seconds(total_s)}.",
+        "summary": f"{counted(len(rows), 'device')} over {seconds(total_s)}.",
         "empty": "no round has ended yet",
         "x": "what, from and to",
     }

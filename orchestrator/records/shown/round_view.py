@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from edgebed.errors import counted
 from orchestrator.records.critical.stragglers import straggler
 from orchestrator.records.live.run_state import RunState
 from orchestrator.records.run_index import RoundFacts
@@ -67,7 +68,7 @@ def round_view(timeline: RoundTimeline, end_ns: int, live: bool = False, named: 
         "format": "tick",
         "legend": legend(phases({bar[0] for row in rows for bar in row["bars"]}))
         + [{"name": "predicted", "cls": "predicted-key"}] * any(row["line"] for row in devices),
-        "summary": f"{len(devices)} devices over {seconds(length_s)}.{who}",
+        "summary": f"{counted(len(devices), 'device')} over {seconds(length_s)}.{who}",
         **_table(facts, sums),
         "choice": choice(facts),
     }

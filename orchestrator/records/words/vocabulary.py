@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from edgebed.errors import counted
 from orchestrator.records.words.palette import WAITS
 
 
@@ -25,8 +26,8 @@ def server_note(dilation: float, cpus: float | None) -> str:
             "devices. So they look D times too short. `server: {cpus: N}` in the experiment slows it as well."
         )
     return (
-        f"The server halves have {cpus:g} CPUs, and are slowed D times, as the devices are. Planning, merging, "
-        "checkpoints and broker are not slowed, so their seconds look D times too short."
+        f"The server halves have {counted(cpus, 'CPU')}, and are slowed D times, as the devices are. Planning, "
+        "merging, checkpoints and broker are not slowed, so their seconds look D times too short."
     )
 
 
