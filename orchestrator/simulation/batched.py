@@ -44,7 +44,8 @@ MOST = 64
 
 LAYER_FLOPS = 1e7
 """On the CPU devices train alone where a step takes more operations in each layer. A stack saves the time that small
-operations take to start. Larger ones are slower in a stack, convolutions of 32x32 pixels two to three times."""
+operations take to start. Larger ones are slower in a stack: ten networks of convolutions of 32x32 pixels took
+1.3 to 3.2 times as long as one by one."""
 
 
 def kind_of(assignment: Assignment, shard: Shard) -> bytes | None:
