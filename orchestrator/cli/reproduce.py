@@ -268,7 +268,8 @@ def _show(table: Reproduction, found: Measured, *, as_json: bool) -> None:
 def _judged(claim: Claim, table: Reproduction, found: Measured) -> str:
     """The claim, its verdict, and the ratios that the verdict follows from."""
     columns = list(dict.fromkeys(entry.column for entry in found.tables[claim.quantity]))
-    verdict = judge(claim, table.baseline, columns, found.values[claim.quantity], printed(table, claim.quantity))
+    values, paper = found.values[claim.quantity], printed(table, claim.quantity)
+    verdict = judge(claim, table.baseline, columns, values, paper, found.seeds)
     if verdict is None:
         return f"{claim.text}: cannot be told, no cell is there"
     pairs = "; ".join(f"{pair.row}, {pair.column}: {ours_of(pair)}" for pair in verdict.pairs)

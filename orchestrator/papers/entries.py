@@ -31,13 +31,14 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The values and entries of a table by quantity, how they were made, their scale, and what sharing has saved."""
+    """The values and entries of a table by quantity, how they were made, their scale, what sharing saved, the seeds."""
 
     values: Values
     tables: dict[str, list[Entry]]
     how: str
     about: str
     saved: str = ""
+    seeds: Sequence[int] = ()
 
 
 def wanted(table: Reproduction, selection: Selection) -> Scale:

@@ -66,6 +66,7 @@ def key_of(settings: Settings) -> str:
     reasons += ["a scenario's events come at times"] if experiment.scenario is not None else []
     reasons += ["the codec is not float32, or compresses"] if experiment.training.codec != Codec() else []
     reasons += ["features are changed for privacy"] if experiment.privacy != PrivacySection() else []
+    reasons += ["the file of its first weights may change"] if experiment.weights is not None else []
     if reasons:
         raise UsageError(f"{method.name} cannot be timed again: {reasons[0]}", hint="compute it without --share")
     training = {name: value for name, value in settings.experiment["training"].items() if name not in CLOCK}

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgebed.errors import counted
 from orchestrator.files.output import keep
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import convert, load_yaml
 from orchestrator.papers.cells import FOLDER, Cell, Damaged, kept, outcome, read_cell, saved_by, slug
-from orchestrator.papers.counted import counted
-from orchestrator.papers.entries import Values, about, printed, tables_of, values_of
+from orchestrator.papers.counted import counted as operation_counts
+from orchestrator.papers.entries import Selection, Values, about, printed, tables_of, values_of, wanted_jobs
 from orchestrator.papers.eq1 import check_eq1
 from orchestrator.papers.tables import (
     SCALES,
@@ -27,7 +28,6 @@ from orchestrator.papers.tables import (
     Scale,
     ScaleName,
     claims_of,
-    jobs,
     load_reproduction,
     scaled,
 )
@@ -46,8 +46,9 @@ This page is made from the files under `results/` by `edgebed reproduce --page`,
 those files is a *cell*: one run of a row and column of a paper's table with one seed, simulated with counted costs
 ([reproduce](reproduce.md)). Measurements on throttled devices are in [evidence](evidence/limits.md).
 
-Scales: `digits` is a small network on the digits of scikit-learn; `real` is MNIST or CIFAR-10 (JPEG), with the paper's
-network or a smaller relative; `full` is the paper's own. The section of a table says what is the same as in the paper.
+Scales: `digits` is a small network on easy data, mostly the digits of scikit-learn, so its verdicts are not about the
+paper's data. `real` is MNIST or CIFAR-10 (JPEG), with the paper's network or a smaller relative; `full` is the paper's
+own. The section of a table says what is the same as in the paper.
 """
 
 
@@ -208,7 +209,7 @@ def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refu
         return None
     seeds = {cell.seed for file in files if (cell := _readable(file)) is not None}
     found = []
-    wanted = jobs(table, path, scale, sorted(seeds | set(at.seeds)))
+    wanted = wanted_jobs(table, path, Selection(scale, sorted(seeds | set(at.seeds))))
     for job in wanted:
         there = kept(results, path.stem, scale, job, path)
         files.discard(there.path)
@@ -267,7 +268,7 @@ def _judged(parts: Sequence[Part]) -> Iterator[tuple[Part, Verdict]]:
     for part in parts:
         for claim in claims_of(part.table):
             values, paper = part.values[claim.quantity], printed(part.table, claim.quantity)
-            verdict = judge(claim, part.table.baseline, list(part.at.columns), values, paper)
+            verdict = judge(claim, part.table.baseline, list(part.at.columns), values, paper, part.at.seeds)
             if verdict is not None:
                 yield part, verdict
 
@@ -293,7 +294,7 @@ def _exact_lines(path: Path, table: Reproduction) -> list[str]:
     """The verdict on a table that is arithmetic."""
     match table.kind:
         case "operations":
-            agree = [own == paper for pairs in counted(table).values() for own, paper in pairs]
+            agree = [own == paper for pairs in operation_counts(table).values() for own, paper in pairs]
         case "eq1":
             agree = [check.agrees for check in check_eq1(table, path)]
         case _:
@@ -324,8 +325,9 @@ def _words(part: Part) -> str:
 def _count(part: Part) -> str:
     seeds = sorted({cell.seed for cell in part.cells})
     hours = sum(cell.made.cpu_hours for cell in part.cells)
-    count = f"{len(part.cells)} of {part.wanted}" if len(part.cells) < part.wanted else len(part.cells)
-    text = f"{count} cells, seeds {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
+    cells = counted(part.wanted, "cell")
+    count = f"{len(part.cells)} of {cells}" if len(part.cells) < part.wanted else cells
+    text = f"{count}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, {number(hours, 2)} CPU hours"
     saved = saved_by(part.cells)
     return f"{text}, {saved}" if saved else text
 

@@ -127,7 +127,8 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     done = [(job, outcome(each.cell)) for job, each in found if each.cell is not None and not each.why]
     values, how = values_of(table, scale, done), f"simulated, scale {selection.scale}"
     saved = saved_by([each.cell for _, each in found if each.cell is not None and not each.why])
-    return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved)
+    seeds = selection.seeds or scale.seeds
+    return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved, seeds)
 
 
 def _with_kept(

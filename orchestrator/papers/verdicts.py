@@ -21,15 +21,21 @@ its 95 % interval (Student's t on the logarithms, pairs of the same seed). The l
 
 - **Holds** in a column: the whole interval lies within the limits.
 - **Does not hold** in a column: the whole interval lies outside of them.
-- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, a cell was not run, or a run did not
-  reach the target.
+- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, a cell of a seed that the table has
+  was not run, or a run did not reach the target.
 - A claim holds where it holds in all of its columns. It does not hold where it does not in one of them. Otherwise it
-  cannot be told. The intervals are not widened for the number of claims."""
+  cannot be told. The intervals are not widened for the number of claims.
+
+The interval of three seeds reaches 4.3 standard errors to each side, that of two 12.7. Not every ratio is evidence of
+its own. Columns that differ only in the target share their runs. A cell that was
+[timed again](reproduce.md#learn-once-time-many) has the accuracies of another one: both need equally many rounds by
+construction, and the interval between them is that of the clock alone. Rounds are whole numbers: [1.40, 1.40] says that
+all seeds gave the same ratio, not that it is known exactly."""
 
 
 class Pair(msgspec.Struct, frozen=True):
     """A row ÷ another one in one column. In `reached` of the `runs` seeds that were run with both rows, both have a
-    value; `missing`: the rows that were not run, with the seeds of the other one."""
+    value; `missing`: seeds that were not run, with the row where only one lacks them; () where nothing was run."""
 
     row: str
     column: str
@@ -65,6 +71,7 @@ def judge(
     columns: Sequence[str],
     values: Mapping[tuple[str, str, int], float | None],
     printed: Mapping[str, Mapping[str, float | None]],
+    seeds: Sequence[int] = (),
 ) -> Verdict | None:
     """The verdict on a claim; None where no run of its rows and columns is there.
 
@@ -72,10 +79,11 @@ def judge(
         columns: those of the scale.
         values: of the claim's quantity, by row, column and seed; None where a run did not reach the target.
         printed: the paper's figures, by row and column.
+        seeds: of the table; all must have been run.
     """
     than = claim.than or baseline
     own = [column for column in columns if not claim.columns or column in claim.columns]
-    pairs = [_pair(claim, row, than, column, values, printed) for row in claim.rows for column in own]
+    pairs = [_pair(claim, row, than, column, values, printed, seeds) for row in claim.rows for column in own]
     begun = any(row in claim.rows and column in own for row, column, _ in values)
     return Verdict(claim, tuple(pairs), _together([pair.word for pair in pairs])) if begun else None
 
@@ -87,11 +95,11 @@ def _pair(
     column: str,
     values: Mapping[tuple[str, str, int], float | None],
     printed: Mapping[str, Mapping[str, float | None]],
+    planned: Sequence[int],
 ) -> Pair:
     run = {each: {seed for (r, c, seed) in values if (r, c) == (each, column)} for each in (row, than)}
     seeds = sorted(run[row] & run[than])
-    lacking = {each: sorted((run[row] | run[than]) - own) for each, own in run.items()}
-    missing = [f"{each} with seed {', '.join(map(str, some))}" for each, some in lacking.items() if some]
+    missing = _missing(run, {*run[row], *run[than], *planned}) if run[row] or run[than] else []
     both = [(values[row, column, seed], values[than, column, seed]) for seed in seeds]
     ratios = [ours / base for ours, base in both if ours and base]
     ratio, low, high = interval(ratios)
@@ -100,6 +108,13 @@ def _pair(
     word = _word(claim, low, high) if whole else "cannot be told"
     printed_ratio = paper / base if paper and base else None
     return Pair(row, column, ratio, low, high, len(ratios), len(seeds), tuple(missing), printed_ratio, word)
+
+
+def _missing(run: Mapping[str, set[int]], wanted: set[int]) -> list[str]:
+    """The seeds that no row has, and those that one of them lacks."""
+    none = wanted.difference(*run.values())
+    lacking = {"": none, **{f"{row} with ": wanted - own - none for row, own in run.items()}}
+    return [f"{which}seed {', '.join(map(str, sorted(some)))}" for which, some in lacking.items() if some]
 
 
 def _word(claim: Claim, low: float | None, high: float | None) -> Word:

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from edgebed.errors import counted
+
 MOST_BEHIND, LEAST_LIVENESS = 100, 10
 """A device is waited for at most so many times as long as half of the devices took, and at least so many times
 `liveness_s`. Progress is what a device says of itself; without this bound one that only says so would hold every round
@@ -251,7 +253,8 @@ class RoundMachine:
         waiting, done = [device for device, state in self.states.items() if state in OPEN], self.done()
         effects: list[Effect] = []
         for device in waiting:
-            effects += self._leave(device, "late", f"{count} others were enough") if enough else self._late(device)
+            said = f"{counted(count, 'other')} {'was' if count == 1 else 'were'} enough"
+            effects += self._leave(device, "late", said) if enough else self._late(device)
         self.finished = True
         if count < self._quorum:
             return [*effects, Finish((), "void")]

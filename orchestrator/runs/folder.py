@@ -50,6 +50,7 @@ class Series(msgspec.Struct, frozen=True):
     sweep: dict[str, list[Any]] = {}  # of the whole experiment
     path: str = ""  # with a sweep, the experiment's file: names of files among the values start at its folder
     dilation: str | float | None = None  # as the experiment has it; None: an earlier version's
+    weights: str = ""  # SHA-256 of the file whose weights this run began with; "": none, or an earlier version's
 
 
 class RunFolder:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import torch
 
+from edgebed.datasets.shard import sha256_of
 from edgebed.methods.base import Batch, Context, CutCost, Method
 from edgebed.models.staged import StagedModel
 from edgebed.pacing import HOST
@@ -57,7 +58,8 @@ class RunRequest(msgspec.Struct, frozen=True):
         whole, wanted = self.whole, self.whole.experiment
         place, sweep = whole.first_place + self.place, wanted.sweep or {}
         path = os.path.abspath(whole.path) if sweep else ""
-        return Series(whole.series, place, wanted.methods, wanted.all_seeds, sweep, path, wanted.dilation)
+        weights = "" if wanted.weights is None else sha256_of(whole.path.parent / wanted.weights)
+        return Series(whole.series, place, wanted.methods, wanted.all_seeds, sweep, path, wanted.dilation, weights)
 
 
 def no_cut_costs(model: StagedModel) -> dict[int, CutCost]:

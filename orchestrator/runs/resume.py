@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgebed.datasets.shard import sha256_of
 from edgebed.errors import UsageError
 from orchestrator.experiment import MOST_PARTS, Experiment, Overrides, Training, load
 from orchestrator.files.yaml_file import convert, load_yaml
@@ -124,13 +125,32 @@ def _spent(run: Progress, training: Training) -> bool:
 
 def _members(files: RunFolder, series: Series) -> Iterator[tuple[int, RunFolder]]:
     """The runs of the experiment that have begun, with their methods' places. `files` comes last, so it wins for its
-    place."""
+    place. Raises UsageError: as `_check_weights`."""
     for path in sorted(files.path.resolve().parent.glob("*/series.json")) if series.id else []:
         other = RunFolder(path.parent)
         found = other.read_series()
         if found is not None and found.id == series.id and other.records.is_file():
+            _check_weights(other)
             yield found.place, other
+    _check_weights(files)
     yield series.place, files
+
+
+def _check_weights(files: RunFolder) -> None:
+    """Raises UsageError where the file whose weights a run began with is another one now."""
+    series = files.read_series()
+    if series is None or not series.weights:
+        return
+    path = convert(load_yaml(files.experiment), Experiment, files.experiment).weights
+    try:
+        now = sha256_of(Path(path or ""))
+    except OSError:
+        now = "no file"
+    if now != series.weights:
+        raise UsageError(
+            f"{files.path.name} began with the weights of {path}: SHA-256 {series.weights[:16]}, now {now[:16]}",
+            hint="put that file back, or run the experiment anew",
+        )
 
 
 def _check_changes(before: Experiment, after: Experiment, allowed: Sequence[str]) -> None:

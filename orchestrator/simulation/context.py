@@ -113,7 +113,7 @@ class SimulationContext:
         self.file = file_now(request.file, request.devices, self.accelerator, request.built)
         if request.file is None:
             reference = wanted_reference(wanted, spec.wanted_speed, request.path)
-            self.file = msgspec.structs.replace(self.file, reference=reference)
+            self.file = msgspec.structs.replace(self.file, reference=reference, checkpoint_s=request.checkpoint_s)
         self._batch = prepared.sample(self.experiment.training.batch_size)
         self.costs = self._costs(self.build(), wanted.as_if)
         self.dilation = wanted.dilation or 1.0

@@ -51,6 +51,7 @@ def resumed(request: Request) -> SimulationRequest:
         devices=file.devices,
         accelerator=file.accelerator,
         built=file.built,
+        checkpoint_s=file.checkpoint_s,
         file=file,
         series=request.series,
         begun=request.begun,

@@ -14,7 +14,7 @@ from orchestrator.simulation.batched import BUDGET_BYTES, memory_bytes
 
 
 class SimulationFile(msgspec.Struct, frozen=True):
-    """What the bits and costs of a simulation depend on."""
+    """What the bits and costs of a simulation depend on, and how often it is saved."""
 
     # `torch`, `simd`: torch's version, and the instructions of the CPU that it uses
     torch: str
@@ -26,6 +26,7 @@ class SimulationFile(msgspec.Struct, frozen=True):
     memory_bytes: int = BUDGET_BYTES  # that devices which train together may take (`batched.memory_bytes`)
     reference: Reference | None = None  # whose costs they are; None: of none
     calibration: None = None  # older versions took costs from one, and no run goes on with it
+    checkpoint_s: float | None = None  # as in `SimulationRequest`
 
 
 def file_now(

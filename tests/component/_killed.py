@@ -78,8 +78,7 @@ def main(file: Path) -> None:
     runs, path = Path(job["runs"]), Path(job["path"])
     begun = sorted(runs.glob("*/records.jsonl"))
     if begun:
-        again = resumed(resume_request(begun[0].parent))
-        simulate(msgspec.structs.replace(again, checkpoint_s=job.get("checkpoint_s")), watch)
+        simulate(resumed(resume_request(begun[0].parent)), watch)
         return
     experiment = msgspec.convert(job["experiment"], Experiment)
     simulate(SimulationRequest(experiment, path, runs, checkpoint_s=job.get("checkpoint_s")), watch)

@@ -155,8 +155,9 @@ def test_checkpoints_are_as_far_apart_as_asked_and_the_last_one_is_written(
     experiment = msgspec.convert({**WANTED, **CASES["fedavg"]}, Experiment)
     request = SimulationRequest(experiment, ROOT / "profiles" / "experiments" / "cell.yaml", tmp_path)
     simulate(msgspec.structs.replace(request, checkpoint_s=0), Watch(quiet))
-    simulate(msgspec.structs.replace(request, checkpoint_s=1e6), Watch(quiet))
+    (run,) = simulate(msgspec.structs.replace(request, checkpoint_s=1e6), Watch(quiet))
     assert saved == [*range(1, 10), 1, 9]
+    assert resumed(resume_request(run)).checkpoint_s == 1e6, "a run that goes on is saved as often"
 
 
 def test_what_a_simulation_does_not_go_on_with_is_refused(tmp_path: Path) -> None:

@@ -80,6 +80,20 @@ def test_a_run_begins_where_another_one_ended_and_can_be_resumed(folder: Path) -
     assert accuracies(resumed) == accuracies(two)
 
 
+@pytest.mark.parametrize("change", ["other", "gone"])
+def test_a_run_does_not_go_on_with_other_weights_than_it_began_with(folder: Path, change: str) -> None:
+    file = folder / "w.safetensors"
+    save_file(network(), file)
+    (run,) = edgebed.simulate(experiment(weights=file.name), runs="runs")
+    was = file.read_bytes()
+    file.write_bytes(was[:-1] + bytes([was[-1] ^ 1])) if change == "other" else file.unlink()
+    with pytest.raises(UsageError, match=rf"{run.name} began with the weights of {file}: SHA-256") as refused:
+        edgebed.run(resume=run, overrides={"training.rounds": 2})
+    assert "put that file back" in refused.value.hint
+    file.write_bytes(was)
+    assert len(accuracies(edgebed.run(resume=run, overrides={"training.rounds": 2})[0])) == 2
+
+
 def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
     state = network()
     save_file(state, folder / "w.safetensors")

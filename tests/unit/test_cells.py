@@ -264,11 +264,11 @@ def test_one_seed_or_a_target_that_was_missed_proves_nothing() -> None:
 
 
 def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> None:
-    def ours(a: dict[int, float | None], b: dict[int, float | None]) -> tuple[str, str]:
+    def ours(a: dict[int, float | None], b: dict[int, float | None], *seeds: int) -> tuple[str, str]:
         claim = Claim(text="", quantity="q", rows=["b"], below=1)
         values = {("a", "x", seed): value for seed, value in a.items()}
         values |= {("b", "x", seed): value for seed, value in b.items()}
-        found = judge(claim, "a", ["x", "y"], values, {})
+        found = judge(claim, "a", ["x", "y"], values, {}, seeds)
         assert found is not None
         assert [(pair.column, ours_of(pair)) for pair in found.pairs[1:]] == [("y", "not run")]
         return ours_of(found.pairs[0]), found.pairs[0].word
@@ -282,6 +282,9 @@ def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> N
     )
     assert ours({1: None}, {1: None}) == ("reached by both in 0 of 1 seeds", "cannot be told")
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}) == ("0.50 [0.50, 0.50]", "holds")
+    assert ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2) == ("0.50 [0.50, 0.50]", "holds")
+    two = ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2, 3)
+    assert two == ("0.50 [0.50, 0.50] (not run: seed 3)", "cannot be told"), "else one might stop when it suits"
 
 
 # ---- the page ----
@@ -301,6 +304,13 @@ def test_the_page_holds_the_figures_of_the_cells(table: Path, tmp_path: Path) ->
     assert "4 cells, seeds 1, 2, 1 CPU hours" in text
     made = page.make(results, [table])
     assert (made.refused, page.differences(made, docs)) == ([], [])
+
+
+def test_counts_on_the_page_are_in_the_singular_and_of_the_cells_that_are_computed(table: Path, tmp_path: Path) -> None:
+    write_cell(tmp_path / "results", made(table, all_jobs(table)[0], [0.5]))
+    assert "1 of 4 cells, seed 1, 0.25 CPU hours" in page.make(tmp_path / "results", [table]).text
+    one_pass = Path(__file__).parents[2] / "profiles" / "experiments" / "papers" / "early-exit-table3.yaml"
+    assert "digits: 3 cells, seeds 9, 42, 67" in page.make(one_pass.parents[3] / "results", [one_pass]).text
 
 
 def test_a_figure_that_no_fresh_cell_supports_cannot_stand_on_the_page(table: Path, tmp_path: Path) -> None:
@@ -357,7 +367,7 @@ def test_the_page_says_of_each_table_what_there_is_or_how_many_hours_it_takes() 
     assert list(told) == [(each.paper, each.name) for each in page.listed()]
     for each in page.listed():
         state, hours = told[each.paper, each.name]
-        computed = re.search(r"\d+ cells, seeds? \d", state) or state == (each.instead or "arithmetic, see the claims")
+        computed = re.search(r"\d+ cells?, seeds? \d", state) or state == (each.instead or "arithmetic, see the claims")
         assert computed or (state.startswith("not run: `edgebed reproduce ") and re.search(r"\d", hours)), each
 
 

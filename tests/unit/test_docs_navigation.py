@@ -70,12 +70,17 @@ def test_the_readme_calls_pages_by_their_names() -> None:
 
 
 def test_the_readme_tells_the_verdicts_of_the_results_page() -> None:
-    rows = re.findall(r"^\| .* \| \*\*(.*?)\*\* \|", (DOCS / "results.md").read_text(encoding="utf-8"), re.MULTILINE)
-    counts = [rows.count(verdict) for verdict in ("holds", "does not hold", "cannot be told")]
-    assert sum(counts) == len(rows) > 0
+    """And of those that hold, at which scale: one at the scale `digits` is not about the paper's data."""
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| \*\*(.*?)\*\* \|.*\| (\w+) \| `[^`|]*` \|$", text, re.MULTILINE)
+    counts = [sum(word == verdict for word, _ in rows) for verdict in ("holds", "does not hold", "cannot be told")]
+    assert sum(counts) == len(rows) == text.count("| **") > 0
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     said = "Of {} claims of papers that were checked so far, {} hold, {} do not, and {} cannot be told.".format
     assert said(len(rows), *counts) in told
+    scales = [rows.count(("holds", scale)) for scale in ("exact", "real", "digits")]
+    which = "Of those that hold, {} are arithmetic, {} at the scale `real`, {} at the scale `digits`"
+    assert which.format(*scales) in told
 
 
 def test_the_readme_fits_two_screens() -> None:

@@ -144,6 +144,8 @@ def test_the_round_ends_when_enough_are_done() -> None:
     three = RoundMachine("abc", 0.0, deadline_s=None, quorum=1, liveness_s=10, enough=2)
     assert play(three, *work("a", 1)) == []
     assert play(three, *work("b", 2)) == [Leave("c", "late", "2 others were enough"), Finish(("a", "b"), "enough")]
+    two = RoundMachine("ab", 0.0, deadline_s=None, quorum=1, liveness_s=10, enough=1)
+    assert play(two, *work("a", 1))[0] == Leave("b", "late", "1 other was enough")
 
 
 def test_a_round_that_lost_more_than_it_could_spare_ends_with_the_rest() -> None:
