@@ -64,6 +64,7 @@ def key_of(settings: Settings) -> str:
     reasons += ["a deadline leaves devices out"] if settings.probe or experiment.training.deadline_s else []
     reasons += ["the last weights have a test of their own"] if experiment.data.get("validation") else []
     reasons += ["a scenario's events come at times"] if experiment.scenario is not None else []
+    reasons += ["what the file of `weights` holds is not known"] if experiment.weights is not None else []
     reasons += ["the codec is not float32, or compresses"] if experiment.training.codec != Codec() else []
     reasons += ["features are changed for privacy"] if experiment.privacy != PrivacySection() else []
     if reasons:

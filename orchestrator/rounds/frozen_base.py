@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from edgebed.errors import UsageError
 from edgebed.models.staged import StagedModel, Weights, digest
 
 
@@ -24,6 +25,14 @@ class FrozenBase:
         self.sha256, self._frozen = digest(frozen) if frozen else msgspec.UNSET, frozenset(frozen)
         self.kept: dict[str, tuple[str, list[str]]] = {}
         self._sent: dict[str, tuple[str, list[str]]] = {}
+
+    def check(self, weights: Weights) -> None:
+        """Raises UsageError where a run that goes on with these weights began with other frozen ones."""
+        if self._frozen and digest({name: weights[name] for name in self._frozen & weights.keys()}) != self.sha256:
+            raise UsageError(
+                "the frozen weights are not those that the run began with",
+                hint="put the file that `weights` names back as it was, or run the experiment anew",
+            )
 
     def to_send(self, device: str, agent: str, tensors: Weights) -> Weights:
         """Those of a task's tensors that the device's agent does not keep."""

@@ -54,6 +54,9 @@ class MethodRun:
         self._experiment, self._method, self._fleet = request.whole.experiment, request.method, platform.fleet
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._saved = None if request.begun is None else self.folder.restore(watch.notify)
+        base = FrozenBase(request.model)
+        if self._saved is not None:
+            base.check(self._saved.weights)
         self._profiled: dict[int, CutCost] = {}  # of a simulation that goes on
         self._recorder = self._open_records()
         for listener in (watch.record, *watch.listeners):
@@ -70,7 +73,7 @@ class MethodRun:
             earned=self._fleet.earned,
             limits=self._fleet.limits,
             states=DeviceStates(self._fleet.agent_of),
-            base=FrozenBase(request.model),
+            base=base,
         )
         self._to_close = contextlib.AsyncExitStack()
         self._open, self._seen_ns = False, 0
@@ -89,7 +92,8 @@ class MethodRun:
         self._profiled = recorded_costs(path)
         if self._saved is None or not self._saved.progress.simulation:
             return Recorder(path, keep=0)
-        self._platform.world.restore(self._saved.progress.simulation)
+        with self.folder.fitting():
+            self._platform.world.restore(self._saved.progress.simulation)
         return Recorder(path, self._saved.progress.simulation["records"], self._platform.world.first_record)
 
     def _new_folder(self) -> RunFolder:
@@ -270,7 +274,8 @@ class MethodRun:
                     self._settings.base.kept[device] = agent, names
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
-        self._loop.start(saved.weights, saved.progress, saved.in_hand)
+        with self.folder.fitting():
+            self._loop.start(saved.weights, saved.progress, saved.in_hand)
         self._platform.world.open(lambda: self._recorder.size, self._player)
         if "turn" in saved.progress.simulation:
             self._fleet.attach(self._record)

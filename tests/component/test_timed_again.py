@@ -156,6 +156,8 @@ def test_what_reads_times_is_refused_with_the_reason(table: Path, tmp_path: Path
     assert why("{name: fedavg}", more="\n  privacy: {patch_shuffle: 2}") == "features are changed for privacy"
     leaves = "\n  scenario: [{round: 2, device: cpu0.2, do: leave}]"
     assert why("{name: fedavg}", more=leaves) == "a scenario's events come at times"
+    from_a_file = "\n  weights: begin.safetensors"
+    assert why("{name: fedavg}", more=from_a_file) == "what the file of `weights` holds is not known"
 
 
 def test_a_cell_counts_while_the_one_that_learned_counts(table: Path, tmp_path: Path) -> None:
