@@ -55,7 +55,7 @@ class MethodRun:
         self.folder = self._new_folder() if request.begun is None else self._old_folder(request.begun)
         self._saved = None if request.begun is None else self.folder.restore(watch.notify)
         base = FrozenBase(request.model)
-        if self._saved is not None:
+        if self._saved is not None and self._experiment.weights is not None:
             base.check(self._saved.weights)
         self._profiled: dict[int, CutCost] = {}  # of a simulation that goes on
         self._recorder = self._open_records()
