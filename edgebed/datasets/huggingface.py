@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ class HuggingFace(DataSet):
         y, names = take_answers(frame, o.target, self.title)
         labels = y[:many], y[many:]
         if is_picture:
-            train, test = (self._pictures(library, *each, column) for each in zip(parts, labels, strict=True))
+            train, test = (self._pictures(library, root, *each, column) for each in zip(parts, labels, strict=True))
             return Source(train, test, names)
         if column and getattr(kinds[column], "dtype", "") in ("string", "large_string"):
             x, vocabulary = as_tokens(list(frame[column]), many, o.length)
@@ -131,14 +132,25 @@ class HuggingFace(DataSet):
                     hint="name other columns in `target` and `column`, or save the data without this one",
                 )
 
-    def _pictures(self, library: Any, part: Any, y: Tensor, column: str) -> Part:
+    def _pictures(self, library: Any, root: Path, part: Any, y: Tensor, column: str) -> Part:
         files = part.cast_column(column, library.Image(decode=False))
 
         def read(rows: Tensor) -> Tensor:
             o, found = self.options, files.select(rows.tolist())[column]
-            return torch.stack([picture(f["bytes"] or f["path"], size=o.size, grey=o.grey) for f in found])
+            sources = [f["bytes"] or self._own(library, root, str(f["path"])) for f in found]
+            return torch.stack([picture(each, size=o.size, grey=o.grey) for each in sources])
 
         return Part(y, read)
+
+    def _own(self, library: Any, root: Path, name: str) -> str:
+        """A file that the data name. Raises UsageError where it is not one of theirs, for devices get it."""
+        config, hub = library.config, importlib.import_module("huggingface_hub.constants")
+        homes = [config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH]
+        own = root / self.options.path
+        homes += [hub.HF_HUB_CACHE] if self.options.hub else [own if own.is_dir() else own.parent]
+        if not any(Path(os.path.abspath(name)).is_relative_to(os.path.abspath(home)) for home in homes):
+            raise UsageError(f"{self.title} names {name}, which is not its own", hint="ask who made these data")
+        return name
 
 
 def as_tokens(texts: list[str], train: int, length: int) -> tuple[Tensor, int]:

@@ -63,7 +63,9 @@ def parse_url(url: str, hint: str = WRITE) -> Address:
     except ValueError as error:
         why = "" if "@" in url else f": {error}"  # it repeats a part of the address, which may be of the password
         raise UsageError(f"{hide_user(url)!r} is no broker's address{why}", hint=hint) from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+    plain = url.isprintable() and url == url.strip()  # else the scheme may be another one for who looks at the text
+    bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+    if not (plain and bare and parts.hostname and parts.scheme in ("mqtt", "mqtts")):
         raise UsageError(f"{hide_user(url)!r} is no broker's address", hint=hint)
     port = port or (8883 if parts.scheme == "mqtts" else 1883)
     return Address(parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or ""))

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from edgebed.datasets.base import DATASETS
-from edgebed.errors import EdgebedError, UsageError
+from edgebed.errors import EdgebedError, UsageError, printable
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.plugins import Registry
@@ -85,7 +85,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     table: str
     scale: ScaleName
     row: str
-    columns: tuple[str, ...]  # that share it
+    columns: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # that share it
     seed: int
     settings: Settings
     deadline_s: float | None = None
@@ -221,7 +221,7 @@ def read_cell(path: Path) -> Cell:
     try:
         cell = msgspec.json.decode(path.read_bytes(), type=Cell)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(f"{path} holds no cell: {error}") from None
+        raise Damaged(f"{path} holds no cell: {printable(str(error))}") from None
     if cell.seal != _seal(cell):
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
     return cell
@@ -251,7 +251,7 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
         return Kept(file, None, str(error))
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
-    return Kept(file, cell, f"stale: {cell.stale}" if cell.stale else _why_not_learned(results, cell))
+    return Kept(file, cell, f"stale: {printable(cell.stale)}" if cell.stale else _why_not_learned(results, cell))
 
 
 def _why_not_learned(results: Path, cell: Cell) -> str:
@@ -336,11 +336,16 @@ def differ_at_start(cell: Cell, first: FirstRounds, figures: RunFigures, *, exac
             for name, a, b in pairs
             if a[:count] != b[:count]
         ]
-    norms = zip(first.norms, cell.first_rounds.norms, strict=True)
-    far = not all(isclose(a, b, rel_tol=NORM_TOLERANCE) for a, b in norms)
-    if not far:
-        return []
-    return [f"the norms of the first rounds' weights differ: {first.norms}, not {cell.first_rounds.norms}"]
+    near = (
+        ("the norms of the first rounds' weights", first.norms, cell.first_rounds.norms, NORM_TOLERANCE),
+        ("seconds of the first rounds", figures.elapsed_s[:count], cell.figures.elapsed_s[:count], TIME_TOLERANCE),
+        ("bytes of the first rounds", figures.bytes[:count], cell.figures.bytes[:count], TIME_TOLERANCE),
+    )
+    return [
+        f"{name} differ: {a}, not {b}"
+        for name, a, b, most in near
+        if len(a) != len(b) or not all(isclose(*pair, rel_tol=most) for pair in zip(a, b, strict=True))
+    ]
 
 
 def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
@@ -350,6 +355,10 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
         UsageError: a file is no cell, or contradicts one that is here; then nothing is taken in.
     """
     found = [read_cell(file) for folder in folders for file in _json_files(folder)]
+    learned = [file for folder in folders for file in (folder / FOLDER).glob("*.json")]
+    for file in learned:  # a link would publish another file of this host
+        if file.resolve() != file.parents[1].resolve() / FOLDER / file.name or not file.is_file():
+            raise Damaged(f"{file} is no file of that folder")
     new, wrong = [], []
     here = {file.relative_to(results): file for file in _json_files(results)} if results.is_dir() else {}
     seen = {name: read_cell(file) for name, file in here.items()}
@@ -367,7 +376,7 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
             f"{len(wrong)} cells contradict those in {results}: {'; '.join(wrong[:5])}",
             hint="`edgebed reproduce TABLE --check` says which are right; remove the others",
         )
-    for file in (file for folder in folders for file in (folder / FOLDER).glob("*.json")):
+    for file in learned:
         if not (target := results / FOLDER / file.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             keep(target, file.read_bytes())
@@ -377,4 +386,4 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
 def _json_files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
-    return sorted(path for path in folder.rglob("*.json") if path.parent.name != FOLDER)
+    return sorted(path for path in folder.rglob("*.json") if path.parent.name != FOLDER and path.is_file())

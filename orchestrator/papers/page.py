@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -334,19 +335,24 @@ def _count(part: Part) -> str:
 
 def _section(part: Part) -> Iterator[str]:
     made = [cell.made for cell in part.cells]
-    dates, commits = sorted({each.date for each in made}), sorted({each.commit or "unknown" for each in made})
-    simd = ", ".join(sorted({each.torch_simd for each in made}))
+    dates, commits = _all(each.date for each in made), _all(each.commit or "unknown" for each in made)
+    simd, costs = ", ".join(_all(each.torch_simd for each in made)), _all([made[0].costs])[0]
     yield f"\n## {part.table.title} (scale {part.scale})\n"
     yield f"{part.about}\n"
     yield (
         f"{_count(part)}, at most {max(each.memory_mib for each in made)} MiB each; computed {dates[0]} to {dates[-1]} "
-        f"at commit {', '.join(commits)}, vector units {simd}, costs: {made[0].costs}. `{part.command}`\n"
+        f"at commit {', '.join(commits)}, vector units {simd}, costs: {costs}. `{part.command}`\n"
     )
     yield f"![Ratios with their intervals]({PICTURES}/{_picture(part).file})\n"
     yield '<details markdown="1"><summary>All figures</summary>\n'
     for name, entries in part.tables.items():
         yield from _entries(name, [entry for entry in entries if entry.runs], part.table.baseline)
     yield "</details>"
+
+
+def _all(texts: Iterable[str]) -> list[str]:
+    """Each once, in order. They come from files, perhaps of others: what a page may read as markup becomes spaces."""
+    return sorted({re.sub(r"[^\w .,:;()+/=-]", " ", each) for each in texts})
 
 
 def _entries(name: str, entries: Sequence[Entry], baseline: str) -> Iterator[str]:

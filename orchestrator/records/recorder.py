@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgebed.errors import FileError, RunError
+from edgebed.errors import FileError, RunError, UsageError
 from orchestrator.files.shared_lock import try_lock
 from orchestrator.records.reader import decode
 from orchestrator.records.types import Fault, Record
@@ -45,6 +45,9 @@ class Recorder:
         try:
             self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if keep is not None and not 0 <= keep <= path.stat().st_size:
+                self._file.close()
+                raise UsageError(f"{path} is shorter than the {keep} bytes that were saved", hint="run it anew")
             _mend(path) if keep is None else self._file.truncate(keep)
             self._written = Counter(path.read_bytes()[again:].splitlines(True) if again else ())
             self._file.seek(0, os.SEEK_END)

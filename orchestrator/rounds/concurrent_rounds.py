@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from edgebed.methods.base import DeviceView
 from edgebed.models.staged import Weights
 from orchestrator.clock import now_ns, now_s
+from orchestrator.experiment import MOST_ROUNDS
 from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
@@ -33,6 +34,10 @@ NOBODY_S = 120.0
 """The run ends when for so many seconds no device was present but those that are left out."""
 
 
+Moment = Annotated[float, msgspec.Meta(ge=0, lt=9e9)]  # seconds of a clock; later ones have no nanoseconds in 64 bits
+Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_ROUNDS)]
+
+
 class InHand(msgspec.Struct, frozen=True):
     """A round that has begun, and what the world was then (`World.settle`)."""
 
@@ -43,8 +48,8 @@ class InHand(msgspec.Struct, frozen=True):
 class Testing(msgspec.Struct, frozen=True):
     """A test in hand, of the weights after a round, since a time of the clock in seconds."""
 
-    number: int
-    start_s: float
+    number: Number
+    start_s: Moment
 
 
 class LanesState(msgspec.Struct, frozen=True):
@@ -55,8 +60,8 @@ class LanesState(msgspec.Struct, frozen=True):
     merged: str
     number: int
     in_hand: dict[str, InHand]
-    prepared: list[tuple[float, int]]  # rounds, and when, since the oldest of them began
-    resting: dict[str, float]  # lanes without a device: when they look again
+    prepared: list[tuple[Moment, Number]]  # rounds, and when, since the oldest of them began
+    resting: dict[str, Moment]  # lanes without a device: when they look again
     start_ns: int
     before_s: float
     void: dict[str, int]
@@ -66,6 +71,16 @@ class LanesState(msgspec.Struct, frozen=True):
     untested: int | None  # the round whose weights wait for a test
     testing: Testing | None
     news: bool  # a test is wanted
+
+
+def lanes_state(saved: Mapping[str, Any], in_hand: Weights) -> LanesState:
+    """What a checkpoint holds of concurrent rounds. `in_hand`: weights of rounds and tests in hand. Raises ValueError
+    where it is none of theirs, or does not fit together."""
+    state = msgspec.convert(saved, LanesState)
+    wanted = {*state.in_hand, *([] if state.testing is None else [TESTING])}
+    if state.merged in state.in_hand or {key.rpartition("/")[0] for key in in_hand} != wanted:
+        raise ValueError("the rounds in hand are not those whose weights it holds")
+    return state
 
 
 class ConcurrentRounds:
@@ -277,7 +292,7 @@ class ConcurrentRounds:
 
     async def go_on(self, saved: Mapping[str, Any], in_hand: Weights) -> Weights:
         """As `run`, from what a checkpoint holds of these rounds."""
-        state = msgspec.convert(saved, LanesState)
+        state = lanes_state(saved, in_hand)
         self._start_ns, self._before_s, self._somebody_s = state.start_ns, state.before_s, state.somebody_s
         self._void.counts, self._void.left_out = dict(state.void), dict(state.left_out)
         self._seen, self._resting = set(state.seen), dict(state.resting)

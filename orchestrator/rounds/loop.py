@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from edgebed.models.staged import Weights
-from orchestrator.rounds.concurrent_rounds import ConcurrentRounds
+from orchestrator.rounds.concurrent_rounds import ConcurrentRounds, lanes_state
 from orchestrator.rounds.event_loop import uninterrupted
 from orchestrator.rounds.job import RoundResult
 from orchestrator.rounds.machine import Leave
@@ -28,7 +28,8 @@ class Loop(RoundSteps):
     progress: Progress
 
     def start(self, weights: Weights, progress: Progress, in_hand: Weights | None = None) -> None:
-        """Begin, or go on, with these weights. `in_hand`: of the rounds in hand, of a simulation that goes on."""
+        """Begin, or go on, with these weights. `in_hand`: of the rounds in hand, of a simulation that goes on. Raises
+        ValueError where they do not fit to its lanes."""
         progress.lr = progress.lr or self.training.optimizer.lr
         self._weights, self.progress, self._void = weights, progress, VoidRounds(self.training)
         self.left_out: tuple[str, ...] = ()
@@ -36,6 +37,8 @@ class Loop(RoundSteps):
         self._first = progress.round
         self._missing: Mapping[str, Leave] = {}
         self._saved, self._in_hand = progress.simulation, in_hand or {}
+        if "lanes" in self._saved:
+            lanes_state(self._saved["lanes"], self._in_hand)
         self._void.in_a_row = self._saved.get("void", 0)
         if self._saved and not progress.untested and self.tested(progress):
             self._tested = weights

@@ -89,7 +89,8 @@ class MethodRun:
         self._profiled = recorded_costs(path)
         if self._saved is None or not self._saved.progress.simulation:
             return Recorder(path, keep=0)
-        self._platform.world.restore(self._saved.progress.simulation)
+        with self.folder.fitting():
+            self._platform.world.restore(self._saved.progress.simulation)
         return Recorder(path, self._saved.progress.simulation["records"], self._platform.world.first_record)
 
     def _new_folder(self) -> RunFolder:
@@ -270,7 +271,8 @@ class MethodRun:
                     self._settings.base.kept[device] = agent, names
         self._player = self._make_player(saved.progress)
         self._loop = self._make_loop()
-        self._loop.start(saved.weights, saved.progress, saved.in_hand)
+        with self.folder.fitting():
+            self._loop.start(saved.weights, saved.progress, saved.in_hand)
         self._platform.world.open(lambda: self._recorder.size, self._player)
         if "turn" in saved.progress.simulation:
             self._fleet.attach(self._record)

@@ -31,7 +31,9 @@ def _tell(line: str) -> None:
 
 @contextlib.contextmanager
 def ending_alike() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. Ignored signals (`nohup`) stay ignored."""
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. Ignored signals (`nohup`) stay ignored. It is
+    for whole commands: a live view that began earlier would hold the streams as they were."""
+    _outlive_terminals()
     before = {each: signal.getsignal(each) for each in ENDING if signal.getsignal(each) is signal.SIG_DFL}
     for each in before:
         signal.signal(each, signal.default_int_handler)
@@ -107,18 +109,17 @@ class _End:
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._ending = False
-        _outlive_terminals()
         self._before = {each: signal.getsignal(each) for each in ENDING}
-
-    def watch(self, task: asyncio.Future[Any]) -> None:
-        """From now on signals end `task`."""
-        self._task, self._loop = task, asyncio.get_running_loop()
         # A signal that comes just before the loop waits does not end its wait; this does.
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
             end.setblocking(False)
-        self._loop.add_reader(self._woken, self._woken.recv, 4096)
         self._woke_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+
+    def watch(self, task: asyncio.Future[Any]) -> None:
+        """From now on signals end `task`."""
+        self._task, self._loop = task, asyncio.get_running_loop()
+        self._loop.add_reader(self._woken, self._woken.recv, 4096)
         for each, handler in self._before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(each, self._heard)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from edgebed.errors import UsageError
+from edgebed.methods.parts.aggregation import unfit
 from edgebed.models.staged import StagedModel, without_prefix
 
 WEIGHTS = "weights/"
@@ -18,10 +20,14 @@ def begin_with(model: StagedModel, path: Path) -> None:
     `state_dict`; or the file is the checkpoint of a run. Weights that it does not hold stay as they are.
 
     Raises:
-        UsageError: no such file, or a tensor that is no weight of the model or has another shape.
+        UsageError: no such file, or a tensor that is no weight of the model, has another shape, or cannot be trained.
     """
-    own = {short: name for name in model.state_dict() for short in (name.partition(".")[2], name)}
+    staged = {name: name.partition(".")[2] for name in model.stages(0, len(model)).state_dict()}
+    times = Counter(staged.values())  # without its stage a name may be that of several weights, or of one of a head
+    own = {short: name for name, short in staged.items() if times[short] == 1} | {n: n for n in model.state_dict()}
     try:
+        if not path.is_file():  # opening a pipe would wait for its other end
+            raise FileNotFoundError("there is no such file")
         with safe_open(path, "pt") as file:
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError) as error:
@@ -35,3 +41,5 @@ def begin_with(model: StagedModel, path: Path) -> None:
         model.load({own[key]: value for key, value in found.items()})
     except UsageError as error:  # another shape
         raise UsageError(f"{path}: {error}", hint="remove it from the file; the seed draws it then") from None
+    if why := unfit(model.weights()):
+        raise UsageError(f"{path}: {why}", hint="save weights that can be trained")

@@ -151,8 +151,10 @@ class SimulationContext:
     def _saved(self) -> Iterator[WorldState]:
         """What the runs of the experiment that have begun left behind."""
         for folder in (*self.request.finished.values(), *self.request.begun.values()):
-            if saved := RunFolder(folder).progress().simulation:
-                yield msgspec.convert(saved, WorldState)
+            if saved := (files := RunFolder(folder)).progress().simulation:
+                with files.fitting():
+                    state = msgspec.convert(saved, WorldState)
+                yield state
 
     def build(self, method: Method | None = None) -> StagedModel:
         """A new model, with the weights that every run starts from, or every run of the method."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ CHEAP = 0.05
 class WorldState(msgspec.Struct, frozen=True):
     """At a time of the virtual clock. `records`: bytes of the records until then."""
 
-    now_s: float
+    now_s: Annotated[float, msgspec.Meta(ge=0, lt=9e9)]
     records: int
     fleet: FleetState
     player: PlayerState | None

@@ -200,6 +200,9 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path) -> None:
         "mqtt://",
         "localhost:1883",
         "mqtts://h/topic",
+        " mqtts://u:secret@h",
+        "mqtt\ts://u:secret@h",
+        "mqtt://u:99#secret@h",
     ],
 )
 def test_unusable_urls_name_the_hint_and_keep_the_password(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import edgebed
 from edgebed.errors import UsageError
-from edgebed.models.staged import Weights
+from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
+from edgebed.wire.settings import LearningTask
 from orchestrator.runs.feasibility import checked
+from orchestrator.runs.start_weights import begin_with
 from tests import networks
 from tests.strangers import accuracies, alone
 
@@ -117,6 +120,9 @@ def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
         ({"fc.weights": torch.zeros(10, 16)}, "fc.weights is no weight of the model", "for example"),
         (None, "is no safetensors file", "save the weights"),
         (b"\x80\x04not a pickle either", "is no safetensors file", "save the weights"),
+        ({"fc.bias": torch.full((10,), torch.nan)}, "fc.bias. holds values that are not finite", "can be trained"),
+        ({"fc.bias": torch.full((10,), 1e300, dtype=torch.float64)}, "not finite", "can be trained"),
+        ({"fc.bias": torch.full((10,), 1e30)}, "fc.bias. holds values above 1e.18", "can be trained"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_before_a_fleet_starts(
@@ -134,3 +140,23 @@ def test_a_file_that_does_not_fit_is_refused_before_a_fleet_starts(
     with pytest.raises(UsageError, match=message):
         edgebed.simulate(path, runs="runs")
     assert not list(folder.glob("runs/*"))
+
+
+def test_a_name_without_its_stage_is_never_that_of_a_head_or_of_several_stages(folder: Path) -> None:
+    """Heads have an `fc` as many networks have."""
+
+    def build() -> StagedModel:
+        plugin = MODELS.create({"name": "fcnn", "hidden": [8, 8]})
+        return seeded(lambda: plugin.build(LearningTask((1, 8, 8), 10)), 1)
+
+    short = [name.partition(".")[2] for name in build().state_dict()]
+    several = next(name for name in short if short.count(name) > 1)
+    save_file({several: torch.ones(10, 8)}, folder / "w.safetensors")
+    with pytest.raises(UsageError, match=f"{several} is no weight of the model"):
+        begin_with(build(), folder / "w.safetensors")
+
+
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "w.safetensors")
+    with pytest.raises(UsageError, match="there is no such file"):
+        edgebed.simulate(experiment(weights="w.safetensors"), runs="runs")

@@ -25,6 +25,14 @@ def test_the_broker_comes_from_a_file_the_environment_or_an_option(
     assert (settings.host, settings.port, settings.username, settings.password) == ("10.0.0.1", 1999, "d1", "p@ss")
 
 
+@pytest.mark.parametrize("url", [" mqtts://d1:secret@h", "\tmqtts://d1:secret@h", "mqtt\ns://d1:secret@h"])
+def test_a_password_never_goes_without_tls_to_a_broker_that_was_to_speak_it(url: str) -> None:
+    """`urlsplit` finds `mqtts` in each."""
+    with pytest.raises(UsageError, match="is no broker's address") as caught:
+        settings_from([*REST, "--broker", url])
+    assert "secret" not in str(caught.value)
+
+
 def test_a_wrong_file_is_named_without_its_password(tmp_path: Path) -> None:
     file = tmp_path / "broker"
     with pytest.raises(FileError, match="broker"):

@@ -185,6 +185,55 @@ def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
     assert differences(one, far) == ["the norms of the first rounds' weights differ: [1.0, 2.001], not [1.0, 2.0]"]
 
 
+def test_seconds_and_bytes_are_compared_though_a_cell_says_that_another_cpu_made_it(table: Path) -> None:
+    """They are counted; whoever edits a cell may name what CPU he likes."""
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5], simd="AVX512")
+    assert cell.figures is not None
+    for change in ({"elapsed_s": [0.5, 1.0]}, {"bytes": [1, 2]}):
+        now = msgspec.structs.replace(cell.figures, **change)
+        (name,) = change
+        (found,) = differ_at_start(cell, cell.first_rounds, now, exact=False)
+        assert found.startswith("bytes of" if name == "bytes" else "seconds of")
+    fewer = msgspec.structs.replace(cell, first_rounds=FirstRounds())
+    assert differ_at_start(fewer, cell.first_rounds, cell.figures, exact=False) == [
+        "the norms of the first rounds' weights differ: [1.0, 2.0], not []"
+    ]
+
+
+def test_a_folder_of_others_gives_no_files_of_this_host(table: Path, tmp_path: Path) -> None:
+    here, other, secret = tmp_path / "results", tmp_path / "other", tmp_path / "secret.json"
+    here.mkdir()
+    secret.write_text('{"auth": "of a registry"}')
+    (other / "learned").mkdir(parents=True)
+    (other / "learned" / "0123456789abcdef.json").symlink_to(secret)
+    with pytest.raises(Damaged, match="no file of that folder"):
+        gather(here, [other])
+    (other / "learned" / "0123456789abcdef.json").unlink()
+    (other / "learned").rmdir()
+    (other / "learned").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(Damaged, match="no file of that folder"):
+        gather(here, [other])
+    assert list(here.rglob("*.json")) == []
+
+
+def test_texts_of_a_cell_reach_neither_page_nor_terminal_as_markup(table: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    compute_all(table, results)
+    path = results / "small" / "digits" / "a--x--seed1.json"
+    how = msgspec.structs.replace(MADE, commit="<script>alert(1)</script>", costs="[x](javascript:alert(1))")
+    write_cell(results, msgspec.structs.replace(read_cell(path), made=how))
+    text = page.make(results, [table]).text
+    assert "script alert(1)" in text
+    assert "<script>" not in text
+    assert "](javascript" not in text
+    write_cell(results, msgspec.structs.replace(read_cell(path), stale="\x1b]0;owned\x07"))
+    (refused,) = page.make(results, [table]).refused
+    assert refused.isprintable()
+    path.write_text('{"\\u001b]0;owned": 1}')
+    (refused,) = page.make(results, [table]).refused
+    assert refused.isprintable()
+
+
 def test_values_of_other_rows_differ(table: Path) -> None:
     job = all_jobs(table)[0]
     one, other = (

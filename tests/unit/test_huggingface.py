@@ -190,3 +190,23 @@ def test_without_the_library_the_cure_is_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="needs the package datasets") as caught:
         load(tmp_path, hub="some.one/data-1")
     assert "pip install" in caught.value.hint
+
+
+def test_data_of_others_name_no_pictures_of_this_host(tmp_path: Path) -> None:
+    """A file of rows may hold paths in place of pictures. Devices would get what they lead to."""
+    (tmp_path / "theirs").mkdir()
+    for place in (tmp_path / "mine.png", tmp_path / "theirs" / "own.png"):
+        pictures(1)[0].save(place)
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+
+    def save(file: Path) -> None:
+        rows = [{"bytes": None, "path": str(file)}] * 10
+        table = datasets.Dataset.from_dict({"image": rows, "label": [0, 1] * 5}, kinds)
+        table.to_parquet(str(tmp_path / "theirs" / "a.parquet"))
+
+    save(tmp_path / "theirs" / "own.png")
+    assert load(tmp_path, path="theirs/a.parquet", size=4).train_x.shape == (8, 3, 4, 4)
+    for file in (tmp_path / "mine.png", tmp_path / "theirs" / ".." / "mine.png"):
+        save(file)
+        with pytest.raises(UsageError, match="which is not its own"):
+            load(tmp_path, path="theirs/a.parquet", size=4)

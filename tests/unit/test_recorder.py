@@ -269,3 +269,13 @@ def test_a_place_that_cannot_be_written_is_named_with_a_hint(tmp_path: Path) -> 
         Recorder(tmp_path / "none" / "r.jsonl")
     assert "none/r.jsonl" in str(refused.value)
     assert refused.value.hint
+
+
+def test_records_are_never_lengthened_to_what_a_checkpoint_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", RECORDS)
+    whole = path.read_bytes()
+    for keep in (len(whole) + 1, 1 << 50, -1):
+        with pytest.raises(UsageError, match="is shorter than"):
+            Recorder(path, keep, again=1)
+    assert path.read_bytes() == whole
+    Recorder(path, len(whole)).close()

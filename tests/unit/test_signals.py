@@ -13,9 +13,10 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,21 @@ def test_a_signal_that_does_not_interrupt_the_wait_of_the_loop_ends_it() -> None
     assert late == []
 
 
+def test_a_signal_that_comes_before_the_work_has_begun_ends_it_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the loop is made, no task is there that it could cancel."""
+
+    def interrupted(main: Coroutine[Any, Any, object]) -> None:
+        main.close()
+        raise KeyboardInterrupt
+
+    work = asyncio.sleep(0)
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(work)
+    work.close()
+    assert signal.set_wakeup_fd(-1) == -1, "nothing of it stays"
+
+
 def test_work_that_ends_by_itself_gives_its_result_and_its_errors() -> None:
     async def seven() -> int:
         return 7
@@ -124,15 +140,17 @@ def test_outside_of_a_loop_they_all_are_as_ctrl_c(number: signal.Signals) -> Non
 
 
 CHILD = """
-import asyncio, sys
+import asyncio, contextlib, sys
 from pathlib import Path
+from typing import Any
 from orchestrator.cli.console import log
-from orchestrator.runs.signals import run_to_end
+from orchestrator.cli.live import LiveWatch
+from orchestrator.runs.signals import ending_alike, run_to_end
 
 async def work():
     log.print("ready")
     try:
-        while sys.argv[2] == "prints":
+        while sys.argv[2] != "waits":
             log.print("at work")
             await asyncio.sleep(0)
         await asyncio.Event().wait()
@@ -142,14 +160,15 @@ async def work():
         Path(sys.argv[1]).write_text("whole")
 
 try:
-    run_to_end(work())
+    with ending_alike(), LiveWatch(log) if "live" in sys.argv[2] else contextlib.nullcontext():
+        run_to_end(work())
 except KeyboardInterrupt:
     log.print("said at the end")
     sys.exit(130)
 """
 
 
-@pytest.mark.parametrize("work", ["prints", "waits"])
+@pytest.mark.parametrize("work", ["prints", "waits", "prints beside a live view"])
 def test_a_terminal_that_goes_ends_the_work_with_all_its_clean_up(work: str, tmp_path: Path) -> None:
     """What a lost connection does: the kernel hangs up, and every write to the terminal fails from then on."""
     ours, theirs = pty.openpty()
