@@ -340,4 +340,4 @@ def test_a_network_with_the_channels_last_computes_the_same(spec: dict[str, Any]
     (kernel,) = [each for each in last.parameters() if each.dim() == 4][1:2]
     assert kernel.is_contiguous(memory_format=torch.channels_last)
     sent = decode_tensors(encode_tensors(last.weights(), Codec()))
-    assert all(torch.equal(sent[name], value) for name, value in plain.weights().items())
+    assert all(torch.equal(sent[name], value) for name, value in last.weights().items())
