@@ -245,7 +245,7 @@ def _text(parts: Sequence[Part], others: Sequence[str], of_papers: Sequence[Pict
     yield "`edgebed reproduce TABLE --scale SCALE` computes a line again (an exact one without `--scale`).\n"
     yield "| claim | verdict | paper | ours | scale | table |\n|---|---|---|---|---|---|"
     yield from others
-    judged = list(_judged(parts))
+    judged = sorted(_judged(parts), key=lambda each: SCALES.index(each[0].scale), reverse=True)
     yield from (_claim_line(part, verdict) for part, verdict in judged)
     if not judged and not others:
         yield "| no cell is there yet | | | | | |"
