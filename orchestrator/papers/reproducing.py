@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,7 @@ from orchestrator.papers.compute import Start, WorkerRequest
 from orchestrator.papers.entries import Measured, Selection, about, tables_of, values_of, wanted, wanted_jobs
 from orchestrator.papers.learnings import find, has_trajectory, key_of, remember
 from orchestrator.papers.tables import Job, Reproduction
-from orchestrator.papers.workers import Task, Workers
+from orchestrator.papers.workers import Task, Workers, own
 from orchestrator.runs.request import Notify
 
 
@@ -67,15 +66,14 @@ def reproduce(
     todo = wanted_jobs(table, path, selection)
     missing: list[tuple[Job, Task]] = []
     for job, found in _with_kept(table, path, selection, at.results, todo):
-        task = _task(path, selection, job, at, share=share)
+        anew = fresh or found.why.startswith("stale")
+        task = msgspec.structs.replace(_task(path, selection, job, at, share=share), anew=anew)
         if fresh or found.why:
             missing.append((job, task))
         elif share and found.cell is not None:
             _remember(found.cell, task)
         if found.why and found.path.exists():
             notify(f"computed again: {found.told}")
-        if fresh or found.why.startswith("stale"):
-            shutil.rmtree(task.request.work, ignore_errors=True)
     notify(f"{counted(len(todo), 'cell')}: {len(todo) - len(missing)} there, {len(missing)} to compute")
     waves = _waves(missing, path, at.results, notify) if share else [[task for _, task in missing]]
     _compute(waves, most, notify)
@@ -179,8 +177,21 @@ def check(
 ) -> list[Checked]:
     """Compute cells again: the first rounds of all that are there, or `sample` of them, drawn by `seed`, wholly. A cell
     whose first rounds are no longer the same becomes stale; one whose first rounds are the same again counts again.
-    `at`: `work` is emptied."""
-    shutil.rmtree(at.work, ignore_errors=True)
+    `at`: `work` is emptied. Raises RunError: another check computes there."""
+    with own(at.work, anew=True) as mine:
+        if not mine:
+            raise RunError(f"another check computes in {at.work}", hint="wait for its end")
+        return _check(tables, at, sample, seed, most, notify)
+
+
+def _check(
+    tables: Sequence[tuple[Path, Reproduction, Selection]],
+    at: Place,
+    sample: int | None,
+    seed: int,
+    most: int,
+    notify: Notify,
+) -> list[Checked]:
     again = Place(at.work / "results", at.work)
     found: list[Checked] = []
     todo: list[tuple[Cell, Task]] = []

@@ -18,10 +18,10 @@ import pytest
 
 from edgebed.errors import RunError
 from orchestrator.files.timed_host import is_timed, timed
-from orchestrator.papers import page
+from orchestrator.papers import page, reproducing
 from orchestrator.papers import workers as workers_module
 from orchestrator.papers.cells import Cell, FirstRounds, gather, read_cell, write_cell
-from orchestrator.papers.entries import Selection
+from orchestrator.papers.entries import Selection, wanted_jobs
 from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.records.reader import read
@@ -211,6 +211,28 @@ def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_pat
     with pytest.raises(RunError, match=r"1 cell not computed: .*FedAvg"):
         make(table, at(tmp_path), most=1)
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
+
+
+def test_what_another_process_computes_is_not_taken_away_from_it(table: Path, tmp_path: Path) -> None:
+    loaded, selection, place = load_reproduction(table), Selection(columns=["none"], rows=["FedPMT"]), at(tmp_path)
+    (job,) = wanted_jobs(loaded, table, selection)
+    work = Path(reproducing._task(table, selection, job, place).request.work)
+    with workers_module.own(work, anew=False):
+        (work / "run").mkdir()
+        with pytest.raises(RunError, match="another process computes it"):
+            reproduce(loaded, table, selection, place, most=1, fresh=True, notify=said)
+        assert (work / "run").is_dir()
+    with workers_module.own(work, anew=True):
+        assert [each.name for each in work.iterdir()] == ["lock"]
+
+
+def test_two_checks_at_once_do_not_empty_each_other_s_folder(table: Path, tmp_path: Path) -> None:
+    at_work = at(tmp_path)
+    with workers_module.own(at_work.work, anew=False):
+        (at_work.work / "results").mkdir()
+        with pytest.raises(RunError, match="another check computes in"):
+            check([(table, load_reproduction(table), Selection())], at_work, sample=None, seed=1, most=1, notify=said)
+        assert (at_work.work / "results").is_dir()
 
 
 # ---- the host is timed ----
