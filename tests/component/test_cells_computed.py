@@ -18,10 +18,10 @@ import pytest
 
 from edgebed.errors import RunError
 from orchestrator.files.timed_host import is_timed, timed
-from orchestrator.papers import page, reproducing
+from orchestrator.papers import page
 from orchestrator.papers import workers as workers_module
 from orchestrator.papers.cells import Cell, FirstRounds, gather, read_cell, write_cell
-from orchestrator.papers.entries import Selection, wanted_jobs
+from orchestrator.papers.entries import Selection
 from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
 from orchestrator.records.reader import read
@@ -213,12 +213,12 @@ def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_pat
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_what_another_process_computes_is_not_taken_away_from_it(table: Path, tmp_path: Path) -> None:
     loaded, selection, place = load_reproduction(table), Selection(columns=["none"], rows=["FedPMT"]), at(tmp_path)
-    (job,) = wanted_jobs(loaded, table, selection)
-    work = Path(reproducing._task(table, selection, job, place).request.work)
+    reproduce(loaded, table, selection, place, most=1, fresh=False, notify=said)
+    (work,) = [lock.parent for lock in place.work.rglob("lock")]
     with workers_module.own(work, anew=False):
-        (work / "run").mkdir()
         with pytest.raises(RunError, match="another process computes it"):
             reproduce(loaded, table, selection, place, most=1, fresh=True, notify=said)
         assert (work / "run").is_dir()
