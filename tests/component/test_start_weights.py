@@ -122,6 +122,9 @@ def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
         (b"\x80\x04not a pickle either", "is no safetensors file", "save the weights"),
         ({"fc.bias": torch.full((10,), torch.nan)}, "fc.bias. holds values that are not finite", "can be trained"),
         ({"fc.bias": torch.full((10,), 1e300, dtype=torch.float64)}, "not finite", "can be trained"),
+        ({"fc.bias": torch.ones(10, dtype=torch.int8)}, "fc.bias holds int8", "save it as float32"),
+        ({"fc.bias": torch.ones(10, dtype=torch.bool)}, "fc.bias holds bool", "save it as float32"),
+        ({"fc.bias": torch.ones(10, dtype=torch.complex64)}, "fc.bias holds complex64", "save it as float32"),
         ({"fc.bias": torch.full((10,), 1e30)}, "fc.bias. holds values above 1e.18", "can be trained"),
     ],
 )
