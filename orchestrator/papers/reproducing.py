@@ -111,11 +111,15 @@ def _waves(
 
 def _compute(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> None:
     """Compute one wave after the other. Raises RunError where cells were not computed; the others are there."""
-    failed = [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
-    if failed:
+    if failed := _failures(waves, most, notify):
         raise RunError(
             f"{counted(len(failed), 'cell')} not computed: {'; '.join(failed)}", hint="the same command goes on"
         )
+
+
+def _failures(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> list[str]:
+    """Compute one wave after the other; returns a line for each cell that failed."""
+    return [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
 
 
 def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:
@@ -204,11 +208,12 @@ def _check(
                 found.append(Checked(task.name, there.why))
     if sample is not None:
         todo = random.Random(seed).sample(todo, min(sample, len(todo)))
-    _compute([[task for _, task in todo]], most, notify)
+    failed = _failures([[task for _, task in todo]], most, notify)
     compare = _compare_start if sample is None else _compare_whole
-    return found + [
-        Checked(task.name, "; ".join(compare(cell, task, at.results, again.results))) for cell, task in todo
-    ]
+    for cell, task in todo:
+        why = [line.removeprefix(f"{task.name}: ") for line in failed if line.startswith(f"{task.name}: ")]
+        found.append(Checked(task.name, "; ".join(why or compare(cell, task, at.results, again.results))))
+    return found
 
 
 def _compare_whole(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:

@@ -188,6 +188,27 @@ def test_a_check_sees_a_changed_weight_decay_and_no_renamed_function(
     assert [line.partition(": ")[2][:6] for line in counts] == (["stale:"] if why else [])
 
 
+NO_DATA = """
+if "FedAvg" in sys.argv[1]:
+    sys.exit("there are no data")
+"""
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_check_that_cannot_compute_one_cell_tells_of_the_others(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose data set is not on this machine."""
+    loaded, selection = load_reproduction(table), Selection(columns=["none"])
+    reproduce(loaded, table, selection, at(tmp_path), most=1, fresh=False, notify=said)
+    code = CODE.format(change=NO_DATA)
+    monkeypatch.setattr(workers_module, "module_command", lambda _, request: [*warm.python(), "-c", code, request])
+    again = Place(tmp_path / "results", tmp_path / "again")
+    found = check([(table, loaded, selection)], again, sample=None, seed=1, most=1, notify=said)
+    assert [each.why for each in found] == ["", "ended with 1: there are no data"]
+    assert page.make(tmp_path / "results", [table]).refused == [], "nothing was found out about that cell"
+
+
 @pytest.mark.usefixtures("warm_workers")
 def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path, tmp_path: Path) -> None:
     """Its tiers follow times: with `cost: flops` these are equal in every run."""
