@@ -130,6 +130,8 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     values, how = values_of(table, scale, done), f"simulated, scale {selection.scale}"
     saved = saved_by([each.cell for _, each in found if each.cell is not None and not each.why])
     seeds = selection.seeds or scale.seeds
+    if not set(scale.seeds) <= set(seeds):  # a verdict on these is not the table's
+        how += f", {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))} alone"
     return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved, seeds)
 
 

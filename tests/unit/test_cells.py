@@ -31,6 +31,7 @@ from orchestrator.papers.cells import (
 )
 from orchestrator.papers.compute import refuse_measured
 from orchestrator.papers.entries import Selection, wanted_jobs
+from orchestrator.papers.reproducing import measured
 from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
 from orchestrator.papers.verdicts import judge, ours_of
 from orchestrator.records.compare.quantities import RunFigures
@@ -430,6 +431,17 @@ def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> N
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2) == ("0.50 [0.50, 0.50]", "holds")
     two = ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2, 3)
     assert two == ("0.50 [0.50, 0.50] (not run: seed 3)", "cannot be told"), "else one might stop when it suits"
+
+
+def test_a_part_of_the_seeds_is_said_beside_what_follows_from_it(table: Path, tmp_path: Path) -> None:
+    """Two seeds that were chosen may give a verdict that the table's seeds do not."""
+    compute_all(table, tmp_path)
+
+    def how(*seeds: int) -> str:
+        return measured(load_reproduction(table), table, Selection(seeds=seeds), tmp_path).how
+
+    assert [how(), how(1, 2, 3)] == ["simulated, scale digits"] * 2
+    assert [how(1), how(4, 5)] == [f"simulated, scale digits, {some} alone" for some in ("seed 1", "seeds 4, 5")]
 
 
 # ---- the page ----
