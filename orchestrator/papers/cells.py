@@ -374,12 +374,13 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
     seen = {name: read_cell(file) for name, file in here.items()}
     for cell in found:
         old = seen.get(place_of(cell))
+        if old is not None and msgspec.structs.replace(old, stale="", seal=cell.seal) == cell:
+            continue  # a copy, which is as stale as the one that is here
         if old is None or (old.stale and not cell.stale):
             seen[place_of(cell)] = cell
             new.append(cell)
         elif not cell.stale:
-            same = same_settings(old.settings, cell.settings)
-            why = differences(old, cell) if same else ["settings differ"]
+            why = differences(old, cell) if same_settings(old.settings, cell.settings) else ["settings differ"]
             wrong += [f"{place_of(cell)}: {', '.join(why)}"] if why else []
     if wrong:
         raise UsageError(

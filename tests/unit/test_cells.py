@@ -313,6 +313,19 @@ def test_a_pipe_among_the_results_is_not_waited_for(table: Path, tmp_path: Path)
     assert "holds no cell" in kept(tmp_path, "small", "digits", all_jobs(table)[0], table).why
 
 
+def test_a_copy_of_a_stale_cell_does_not_make_it_count_again(table: Path, tmp_path: Path) -> None:
+    """A check has found that its first rounds are others now; one that was computed since then replaces it."""
+    here, other = tmp_path / "results", tmp_path / "other"
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    path = write_cell(here, msgspec.structs.replace(cell, stale="2026-11-24: the weights differ"))
+    write_cell(other, cell)
+    assert gather(here, [other]) == []
+    assert read_cell(path).stale
+    write_cell(other, made(table, all_jobs(table)[0], [0.2, 0.3, 0.4, 0.5]))
+    assert gather(here, [other]) == [path]
+    assert read_cell(path).stale == ""
+
+
 def test_texts_of_a_cell_reach_neither_page_nor_terminal_as_markup(table: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     compute_all(table, results)
