@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,8 +147,9 @@ class HuggingFace(DataSet):
         homes = [config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH]
         own = root / self.options.path
         homes += [hub.HF_HUB_CACHE] if self.options.hub else [own if own.is_dir() else own.parent]
-        if not any(Path(os.path.abspath(name)).is_relative_to(os.path.abspath(home)) for home in homes):
-            raise UsageError(f"{self.title} names {name}, which is not its own", hint="ask who made these data")
+        if not any(Path(name).resolve().is_relative_to(Path(home).resolve()) for home in homes):
+            hint = "ask who made these data; files that links of yours lead to can be copied into them"
+            raise UsageError(f"{self.title} names {name}, which is not its own", hint=hint)
         return name
 
 

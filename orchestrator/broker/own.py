@@ -33,7 +33,7 @@ class OwnBroker(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        return self.url.startswith("mqtts:")
+        return self.url.lower().startswith("mqtts:")  # as `parse_url` reads it
 
     @property
     def name(self) -> str:

@@ -161,6 +161,6 @@ def own_broker(url: str | None, ca: Path | None, users: Path | None) -> OwnBroke
             hint="set EDGEBED_BROKER_USER and EDGEBED_BROKER_PASSWORD, or name a file with --broker-users",
         )
     parse_url(url)
-    if ca and not url.startswith("mqtts:"):
+    if ca and not OwnBroker(url).secure:
         raise UsageError("--broker-ca is for a broker at mqtts://", hint="write --broker mqtts://host:port")
     return OwnBroker(url, str(ca.resolve()) if ca else "", str(users.resolve()) if users else "")

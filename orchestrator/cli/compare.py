@@ -26,6 +26,7 @@ from orchestrator.records.types import SIMULATED
 from orchestrator.report import write_comparison
 from orchestrator.report.look import OF_RUNS, Look, check
 from orchestrator.runs.find import baseline_last, find_runs
+from orchestrator.runs.folder import RunFolder
 
 
 def command(
@@ -86,25 +87,33 @@ def _print_runs(
     """`chosen`: the last run is the baseline."""
     with log.status("reading records"):
         summaries = [load_summary(folder) for folder in folders]
-        error = _sim_error_of(folders, summaries)
+        error, notes = _sim_error_of(folders, summaries), _other_starts(folders)
     base = summaries[-1] if chosen else None
     if as_json:
-        _print_json(summaries, base, error)
+        _print_json(summaries, base, error, notes)
     else:
-        comparison_tables.show_all(summaries, base, everything)
+        comparison_tables.show_all(summaries, base, everything, notes)
         if error is not None:
             comparison_tables.show_sim_error(error)
     return summaries
 
 
-def _print_json(summaries: list[Summary], base: Summary | None, error: SimError | None) -> None:
+def _other_starts(folders: Sequence[Path]) -> list[str]:
+    """A note where the runs did not begin with the weights of one file."""
+    series = [RunFolder(folder).read_series() for folder in folders]
+    found = sorted({"" if each is None else each.weights for each in series})
+    names = ", ".join(f"those of a file (SHA-256 {sha256[:16]})" if sha256 else "drawn ones" for sha256 in found)
+    return [f"the runs began with different weights: {names}"] if len(found) > 1 else []
+
+
+def _print_json(summaries: list[Summary], base: Summary | None, error: SimError | None, notes: list[str]) -> None:
     comparison = compare(summaries, base)
     groups, pairs = group(summaries, base), paired(summaries, base)
     tables = {"groups": groups, "paired": pairs, "profiles": profiles(summaries)}
     more: dict[str, Any] = msgspec.to_builtins(tables)
     if error is not None:
         more["sim_error"] = _as_plain(error)
-    print_json({"rows": comparison.rows, "notes": comparison.notes, **more})
+    print_json({"rows": comparison.rows, "notes": [*notes, *comparison.notes], **more})
 
 
 def _write_figures(

@@ -40,8 +40,8 @@ SHOWN_SHARE = 0.005
 """In the tables of a simulation's error, a phase whose error is a smaller share of its device's round is not shown."""
 
 
-def show_all(summaries: list[Summary], base: Summary | None, everything: bool) -> None:
-    """`base`: a run of the baseline; None: the default one."""
+def show_all(summaries: list[Summary], base: Summary | None, everything: bool, notes: Sequence[str]) -> None:
+    """`base`: a run of the baseline; None: the default one. `notes`: what only the runs' folders tell."""
     comparison, groups, pairs = compare(summaries, base), group(summaries, base), paired(summaries, base)
     if len(summaries) <= MOST_COLUMNS or everything:
         _print_side_by_side(comparison, everything)
@@ -54,7 +54,7 @@ def show_all(summaries: list[Summary], base: Summary | None, everything: bool) -
         _tell(line)
     if everything:
         _print_profiles(profiles(summaries))
-    _print_notes(comparison.notes, everything)
+    _print_notes([*notes, *comparison.notes], everything)
 
 
 def _tell(line: str) -> None:

@@ -20,7 +20,7 @@ from edgebed.errors import EdgebedError, UsageError, printable
 from edgebed.methods.base import METHODS
 from edgebed.models.staged import MODELS
 from edgebed.plugins import Registry
-from orchestrator.experiment import Experiment
+from orchestrator.experiment import Experiment, Seed
 from orchestrator.files.output import keep
 from orchestrator.fleet.spec.profile import ProfileSpec, fleet_of
 from orchestrator.papers.entries import FreeValues
@@ -38,6 +38,10 @@ NORM_TOLERANCE, ACCURACY_TOLERANCE, TIME_TOLERANCE, VALUE_TOLERANCE = 1e-4, 0.02
 """How far two cells of one experiment may differ where the CPUs have other vector units (`torch_simd`): the norms of
 the first rounds' weights, the seconds of a round and values without a run relatively, accuracies absolutely. Chosen,
 not derived. With one `torch_simd` they must be equal to the bit."""
+
+Hours = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+CellPath = Annotated[str, msgspec.Meta(pattern=r"\A[\w=-][\w.=-]*/(digits|real|full)/[\w=-][\w.=-]*\.json\Z")]
+"""Of a file below the folder of results."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -65,18 +69,18 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     costs: str
     date: str
-    hours: float
-    cpu_hours: float
-    memory_mib: int
+    hours: Hours
+    cpu_hours: Hours
+    memory_mib: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Source(msgspec.Struct, frozen=True):
     """The cell that learned what another one was timed with again (`learnings`)."""
 
-    cell: str  # its path below the folder of results
+    cell: CellPath
     # whether a run of the other cell would have learned the same to the bit, or to rounding
     same: Literal["bits", "rounding"]
-    cpu_hours: float  # that it took
+    cpu_hours: Hours  # that it took
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +90,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scale: ScaleName
     row: str
     columns: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # that share it
-    seed: int
+    seed: Seed
     settings: Settings
     deadline_s: float | None = None
     first_rounds: FirstRounds
@@ -139,8 +143,7 @@ def _options(registry: Registry[Any], spec: Mapping[str, Any]) -> dict[str, Any]
 
 def plain(value: Any) -> dict[str, Any]:
     """As it is read back from JSON."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
-    return found
+    return msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
 
 
 def same_settings(stored: Settings, now: Settings) -> bool:
@@ -163,16 +166,16 @@ def _again(experiment: dict[str, Any] | None) -> Any:
 
 def experiment_of(stored: dict[str, Any]) -> Experiment:
     """The experiment of a cell's settings. SFL has all options of S²FL there, of which it sets most itself.
-
-    Raises:
-        msgspec.ValidationError, PluginError: a later version has removed or renamed something of it.
-    """
-    known = {each["name"]: METHODS.create({"name": each["name"]}).Options for each in stored["methods"]}
-    methods = [
-        {key: value for key, value in each.items() if key in ("name", *known[each["name"]].__struct_fields__)}
-        for each in stored["methods"]
-    ]
-    return msgspec.convert({**stored, "methods": methods}, Experiment)
+    Raises UsageError where it is none, or a later version has removed or renamed something of it."""
+    try:
+        methods = [
+            {key: value for key, value in each.items() if key in ("name", *known.__struct_fields__)}
+            for each in stored["methods"]
+            for known in [METHODS.create({"name": each["name"]}).Options]
+        ]
+        return msgspec.convert({**stored, "methods": methods}, Experiment)
+    except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"these settings are no experiment: {printable(str(error))}") from None
 
 
 # ---- files ----
@@ -219,11 +222,15 @@ def _fields(cell: Cell) -> dict[str, Any]:
 def read_cell(path: Path) -> Cell:
     """Raises Damaged."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("there is no such file")
         cell = msgspec.json.decode(path.read_bytes(), type=Cell)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path} holds no cell: {printable(str(error))}") from None
     if cell.seal != _seal(cell):
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
+    if cell.figures is not None and not cell.figures.possible:
+        raise Damaged(f"{path} holds no cell: no run gives its figures")
     return cell
 
 
@@ -251,6 +258,9 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
         return Kept(file, None, str(error))
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
+    target = None if cell.figures is None else cell.figures.target_accuracy
+    if target != (job.experiment.training.target_accuracy if job.trained else None):
+        return Kept(file, None, f"{file} was edited: its figures are not those of its settings")
     return Kept(file, cell, f"stale: {printable(cell.stale)}" if cell.stale else _why_not_learned(results, cell))
 
 
@@ -364,12 +374,13 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
     seen = {name: read_cell(file) for name, file in here.items()}
     for cell in found:
         old = seen.get(place_of(cell))
+        if old is not None and msgspec.structs.replace(old, stale="", seal=cell.seal) == cell:
+            continue  # a copy, which is as stale as the one that is here
         if old is None or (old.stale and not cell.stale):
             seen[place_of(cell)] = cell
             new.append(cell)
         elif not cell.stale:
-            same = same_settings(old.settings, cell.settings)
-            why = differences(old, cell) if same else ["settings differ"]
+            why = differences(old, cell) if same_settings(old.settings, cell.settings) else ["settings differ"]
             wrong += [f"{place_of(cell)}: {', '.join(why)}"] if why else []
     if wrong:
         raise UsageError(

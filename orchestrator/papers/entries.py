@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -13,7 +14,7 @@ from orchestrator.papers.tables import Job, Reproduction, Scale, ScaleName, jobs
 from orchestrator.records.compare.quantities import RunFigures, quantity
 from orchestrator.records.compare.ratios import Entry, entries
 
-FreeValues = dict[str, dict[str, float]]
+FreeValues = dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0, lt=1e12)]]]
 """Values of one seed and column without a run, by quantity and row."""
 
 Values = dict[str, dict[tuple[str, str, int], float | None]]

@@ -20,7 +20,7 @@ from edgebed.wire.settings import Codec
 from orchestrator.experiment import PrivacySection, Training
 from orchestrator.files.output import keep
 from orchestrator.files.plugged import codes_of
-from orchestrator.papers.cells import FOLDER, Cell, Damaged, Settings, Source, experiment_of, place_of, read_cell
+from orchestrator.papers.cells import FOLDER, Cell, CellPath, Settings, Source, experiment_of, place_of, read_cell
 from orchestrator.records.reader import read
 from orchestrator.records.types import Evaluated, RoundFinished, RoundStarted, UpdateReceived
 
@@ -31,7 +31,7 @@ CLOCK = ("target_accuracy", "stop_at_target", "round_ceiling_s", "liveness_s", "
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run learned."""
 
-    cell: str  # whose run it was: the path below the folder of results. It counts while that cell does
+    cell: CellPath  # whose run it was. It counts while that cell does
     accuracy: list[float | None]  # after each round, None where it was not tested
     drawn: list[list[str]]  # the devices of each round
     work: dict[str, tuple[int, int, int]]  # cut, batches and samples of a device, in every round that it was drawn for
@@ -97,12 +97,13 @@ def find(results: Path, settings: Settings, own: Path) -> tuple[Trajectory, Cell
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Trajectory)
         cell = read_cell(results / found.cell)
-    except (OSError, Damaged, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fits = key_of(cell.settings) == path.stem
+    except (OSError, KeyError, TypeError, UsageError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     learner = cell.learned is None and not cell.stale and found.cell != str(own)
     same = cell.figures is not None and cell.figures.accuracy == found.accuracy
     here = cell.made.torch_simd == torch.backends.cpu.get_cpu_capability()
-    counts = learner and same and here and key_of(cell.settings) == key_of(settings) and found.reaches(training)
+    counts = learner and same and here and fits and found.reaches(training)
     return (found, cell) if counts else None
 
 

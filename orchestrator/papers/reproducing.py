@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,7 @@ from orchestrator.papers.compute import Start, WorkerRequest
 from orchestrator.papers.entries import Measured, Selection, about, tables_of, values_of, wanted, wanted_jobs
 from orchestrator.papers.learnings import find, has_trajectory, key_of, remember
 from orchestrator.papers.tables import Job, Reproduction
-from orchestrator.papers.workers import Task, Workers
+from orchestrator.papers.workers import Task, Workers, own
 from orchestrator.runs.request import Notify
 
 
@@ -67,15 +66,14 @@ def reproduce(
     todo = wanted_jobs(table, path, selection)
     missing: list[tuple[Job, Task]] = []
     for job, found in _with_kept(table, path, selection, at.results, todo):
-        task = _task(path, selection, job, at, share=share)
+        anew = fresh or found.why.startswith("stale")
+        task = msgspec.structs.replace(_task(path, selection, job, at, share=share), anew=anew)
         if fresh or found.why:
             missing.append((job, task))
         elif share and found.cell is not None:
             _remember(found.cell, task)
         if found.why and found.path.exists():
             notify(f"computed again: {found.told}")
-        if fresh or found.why.startswith("stale"):
-            shutil.rmtree(task.request.work, ignore_errors=True)
     notify(f"{counted(len(todo), 'cell')}: {len(todo) - len(missing)} there, {len(missing)} to compute")
     waves = _waves(missing, path, at.results, notify) if share else [[task for _, task in missing]]
     _compute(waves, most, notify)
@@ -113,11 +111,15 @@ def _waves(
 
 def _compute(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> None:
     """Compute one wave after the other. Raises RunError where cells were not computed; the others are there."""
-    failed = [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
-    if failed:
+    if failed := _failures(waves, most, notify):
         raise RunError(
             f"{counted(len(failed), 'cell')} not computed: {'; '.join(failed)}", hint="the same command goes on"
         )
+
+
+def _failures(waves: Iterable[Sequence[Task]], most: int, notify: Notify) -> list[str]:
+    """Compute one wave after the other; returns a line for each cell that failed."""
+    return [line for tasks in waves if tasks for line in asyncio.run(Workers(tasks, most, notify).run())]
 
 
 def measured(table: Reproduction, path: Path, selection: Selection, results: Path) -> Measured:
@@ -128,6 +130,8 @@ def measured(table: Reproduction, path: Path, selection: Selection, results: Pat
     values, how = values_of(table, scale, done), f"simulated, scale {selection.scale}"
     saved = saved_by([each.cell for _, each in found if each.cell is not None and not each.why])
     seeds = selection.seeds or scale.seeds
+    if not set(scale.seeds) <= set(seeds):  # a verdict on these is not the table's
+        how += f", {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))} alone"
     return Measured(values, tables_of(table, scale, values), how, about(scale, todo, simulated=True), saved, seeds)
 
 
@@ -179,8 +183,21 @@ def check(
 ) -> list[Checked]:
     """Compute cells again: the first rounds of all that are there, or `sample` of them, drawn by `seed`, wholly. A cell
     whose first rounds are no longer the same becomes stale; one whose first rounds are the same again counts again.
-    `at`: `work` is emptied."""
-    shutil.rmtree(at.work, ignore_errors=True)
+    `at`: `work` is emptied. Raises RunError: another check computes there."""
+    with own(at.work, anew=True) as mine:
+        if not mine:
+            raise RunError(f"another check computes in {at.work}", hint="wait for its end")
+        return _check(tables, at, sample, seed, most, notify)
+
+
+def _check(
+    tables: Sequence[tuple[Path, Reproduction, Selection]],
+    at: Place,
+    sample: int | None,
+    seed: int,
+    most: int,
+    notify: Notify,
+) -> list[Checked]:
     again = Place(at.work / "results", at.work)
     found: list[Checked] = []
     todo: list[tuple[Cell, Task]] = []
@@ -193,11 +210,12 @@ def check(
                 found.append(Checked(task.name, there.why))
     if sample is not None:
         todo = random.Random(seed).sample(todo, min(sample, len(todo)))
-    _compute([[task for _, task in todo]], most, notify)
+    failed = _failures([[task for _, task in todo]], most, notify)
     compare = _compare_start if sample is None else _compare_whole
-    return found + [
-        Checked(task.name, "; ".join(compare(cell, task, at.results, again.results))) for cell, task in todo
-    ]
+    for cell, task in todo:
+        why = [line.removeprefix(f"{task.name}: ") for line in failed if line.startswith(f"{task.name}: ")]
+        found.append(Checked(task.name, "; ".join(why or compare(cell, task, at.results, again.results))))
+    return found
 
 
 def _compare_whole(cell: Cell, task: Task, results: Path, again: Path) -> list[str]:

@@ -93,13 +93,15 @@ class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 class Job(msgspec.Struct, frozen=True):
     """One run for the table, used by the columns `columns`. If these have a `deadline_of`, `probe` is an experiment
-    with a few rounds of that row without a deadline; its longest round is the deadline of this run."""
+    with a few rounds of that row without a deadline; its longest round is the deadline of this run. `trained`: else it
+    gives values without a run."""
 
     row: str
     columns: tuple[str, ...]
     seed: int
     experiment: Experiment
     probe: Experiment | None = None
+    trained: bool = True
 
 
 def load_reproduction(path: Path) -> Reproduction:
@@ -164,8 +166,16 @@ def jobs(table: Reproduction, path: Path, scale: ScaleName, seeds: Sequence[int]
                 probed = merged(common, table.rows[of], last, {"training": {"rounds": PROBE_ROUNDS}}) if of else {}
                 labels, _, _, target = found.get(key, ([], settings, probed, 0.0))
                 found[key] = ([*labels, label], settings, probed, max(target, column.target or 0.0))
+    trained = table.kind == "runs"
     return [
-        Job(row, tuple(labels), seed, _experiment(settings, target, path), _experiment(probed, 0, path) if of else None)
+        Job(
+            row,
+            tuple(labels),
+            seed,
+            _experiment(settings, target, path),
+            _experiment(probed, 0, path) if of else None,
+            trained,
+        )
         for (row, seed, _, of), (labels, settings, probed, target) in found.items()
     ]
 

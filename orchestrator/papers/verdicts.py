@@ -21,8 +21,8 @@ its 95 % interval (Student's t on the logarithms, pairs of the same seed). The l
 
 - **Holds** in a column: the whole interval lies within the limits.
 - **Does not hold** in a column: the whole interval lies outside of them.
-- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, a cell of a seed that the table has
-  was not run, or a run did not reach the target.
+- **Cannot be told**: the interval contains a limit, fewer than two seeds were run, a cell of a seed that the table or
+  the other row has was not run, or a run did not reach the target.
 - A claim holds where it holds in all of its columns. It does not hold where it does not in one of them. Otherwise it
   cannot be told. The intervals are not widened for the number of claims.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,9 @@ LOOK_S = 0.2
 TELL_S = 60.0
 """Seconds between two lines of progress."""
 
+LOCK = "lock"
+"""The file of a folder that the process which computes there holds."""
+
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -37,6 +41,7 @@ class Task(msgspec.Struct, frozen=True):
 
     name: str
     request: WorkerRequest
+    anew: bool = False  # what is in its folder is of another run
 
 
 class Workers:
@@ -67,7 +72,7 @@ class Workers:
 
     async def _one(self, task: Task) -> str:
         async with self._room:
-            with _own(Path(task.request.work)) as mine:
+            with own(Path(task.request.work), anew=task.anew) as mine:
                 if not mine:
                     return f"{task.name}: another process computes it"
                 self._began_s[task.name] = time.monotonic()
@@ -175,8 +180,14 @@ async def _started(request: WorkerRequest, err: int) -> AsyncIterator[asyncio.su
 
 
 @contextlib.contextmanager
-def _own(work: Path) -> Iterator[bool]:
-    """Whether no other process computes in this folder. It is ours inside."""
+def own(work: Path, *, anew: bool) -> Iterator[bool]:
+    """Whether no other process computes in this folder. It is ours inside. `anew`: it is emptied then."""
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("wb") as file:
-        yield try_lock(file)
+    with (work / LOCK).open("wb") as file:
+        mine = try_lock(file)
+        for each in work.iterdir() if mine and anew else ():
+            if each.is_dir():
+                shutil.rmtree(each)
+            elif each.name != LOCK:
+                each.unlink()
+        yield mine

@@ -37,6 +37,12 @@ def begin_with(model: StagedModel, path: Path) -> None:
         raise UsageError(
             f"{path}: {strange[0]} is no weight of the model", hint=f"it has, for example, {', '.join([*own][:2])}"
         )
+    state = model.state_dict()
+    for key, value in found.items():  # copying would cast it: whole numbers of a quantised network lack their scale
+        if value.is_floating_point() != state[own[key]].is_floating_point():
+            raise UsageError(
+                f"{path}: {key} holds {str(value.dtype).removeprefix('torch.')}", hint="save it as float32"
+            )
     try:
         model.load({own[key]: value for key, value in found.items()})
     except UsageError as error:  # another shape

@@ -188,6 +188,27 @@ def test_a_check_sees_a_changed_weight_decay_and_no_renamed_function(
     assert [line.partition(": ")[2][:6] for line in counts] == (["stale:"] if why else [])
 
 
+NO_DATA = """
+if "FedAvg" in sys.argv[1]:
+    sys.exit("there are no data")
+"""
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_check_that_cannot_compute_one_cell_tells_of_the_others(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose data set is not on this machine."""
+    loaded, selection = load_reproduction(table), Selection(columns=["none"])
+    reproduce(loaded, table, selection, at(tmp_path), most=1, fresh=False, notify=said)
+    code = CODE.format(change=NO_DATA)
+    monkeypatch.setattr(workers_module, "module_command", lambda _, request: [*warm.python(), "-c", code, request])
+    again = Place(tmp_path / "results", tmp_path / "again")
+    found = check([(table, loaded, selection)], again, sample=None, seed=1, most=1, notify=said)
+    assert [each.why for each in found] == ["", "ended with 1: there are no data"]
+    assert page.make(tmp_path / "results", [table]).refused == [], "nothing was found out about that cell"
+
+
 @pytest.mark.usefixtures("warm_workers")
 def test_two_runs_of_dtfl_with_counted_costs_plan_and_learn_the_same(table: Path, tmp_path: Path) -> None:
     """Its tiers follow times: with `cost: flops` these are equal in every run."""
@@ -211,6 +232,28 @@ def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_pat
     with pytest.raises(RunError, match=r"1 cell not computed: .*FedAvg"):
         make(table, at(tmp_path), most=1)
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_what_another_process_computes_is_not_taken_away_from_it(table: Path, tmp_path: Path) -> None:
+    loaded, selection, place = load_reproduction(table), Selection(columns=["none"], rows=["FedPMT"]), at(tmp_path)
+    reproduce(loaded, table, selection, place, most=1, fresh=False, notify=said)
+    (work,) = [lock.parent for lock in place.work.rglob("lock")]
+    with workers_module.own(work, anew=False):
+        with pytest.raises(RunError, match="another process computes it"):
+            reproduce(loaded, table, selection, place, most=1, fresh=True, notify=said)
+        assert (work / "run").is_dir()
+    with workers_module.own(work, anew=True):
+        assert [each.name for each in work.iterdir()] == ["lock"]
+
+
+def test_two_checks_at_once_do_not_empty_each_other_s_folder(table: Path, tmp_path: Path) -> None:
+    at_work = at(tmp_path)
+    with workers_module.own(at_work.work, anew=False):
+        (at_work.work / "results").mkdir()
+        with pytest.raises(RunError, match="another check computes in"):
+            check([(table, load_reproduction(table), Selection())], at_work, sample=None, seed=1, most=1, notify=said)
+        assert (at_work.work / "results").is_dir()
 
 
 # ---- the host is timed ----

@@ -215,3 +215,10 @@ def test_unusable_urls_name_the_hint_and_keep_the_password(url: str) -> None:
 def test_urls_are_taken_apart() -> None:
     assert parse_url("mqtt://u:p%40ss@broker.lan") == Address("broker.lan", 1883, "u", "p@ss")
     assert parse_url("mqtts://broker.lan") == Address("broker.lan", 8883)
+
+
+def test_the_scheme_of_an_address_may_be_in_capitals(tmp_path: Path) -> None:
+    """`parse_url` reads it so; without TLS the password would go to its port in clear text."""
+    own = own_broker("MQTTS://10.255.0.1", tmp_path, None)
+    assert own is not None
+    assert (own.secure, own.name, own.address()) == (True, "mqtts://10.255.0.1:8883", Address("10.255.0.1", 8883))

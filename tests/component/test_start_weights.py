@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ import edgebed
 from edgebed.errors import UsageError
 from edgebed.models.staged import MODELS, StagedModel, Weights, seeded
 from edgebed.wire.settings import LearningTask
+from orchestrator.cli.compare import print_comparison
 from orchestrator.runs.feasibility import checked
 from orchestrator.runs.start_weights import begin_with
 from tests import networks
@@ -97,6 +99,23 @@ def test_a_run_does_not_go_on_with_other_weights_than_it_began_with(folder: Path
     assert len(accuracies(edgebed.run(resume=run, overrides={"training.rounds": 2})[0])) == 2
 
 
+def test_a_comparison_says_that_runs_began_with_other_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(network(), folder / "w.safetensors")
+    begun = experiment(weights="w.safetensors")
+    paths = [run.path for each in (experiment(), begun, begun) for run in edgebed.simulate(each, runs="runs")]
+
+    def notes(*folders: Path) -> list[str]:
+        capsys.readouterr()
+        print_comparison(folders, as_json=True)
+        return [each for each in msgspec.json.decode(capsys.readouterr().out)["notes"] if "different weights" in each]
+
+    sha256 = hashlib.sha256((folder / "w.safetensors").read_bytes()).hexdigest()[:16]
+    assert notes(*paths) == [f"the runs began with different weights: drawn ones, those of a file (SHA-256 {sha256})"]
+    assert notes(*paths[1:]) == []
+    print_comparison(paths, as_json=False)
+    assert "began with different weights" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
     state = network()
     save_file(state, folder / "w.safetensors")
@@ -122,6 +141,9 @@ def test_the_frozen_base_is_that_of_the_file(folder: Path) -> None:
         (b"\x80\x04not a pickle either", "is no safetensors file", "save the weights"),
         ({"fc.bias": torch.full((10,), torch.nan)}, "fc.bias. holds values that are not finite", "can be trained"),
         ({"fc.bias": torch.full((10,), 1e300, dtype=torch.float64)}, "not finite", "can be trained"),
+        ({"fc.bias": torch.ones(10, dtype=torch.int8)}, "fc.bias holds int8", "save it as float32"),
+        ({"fc.bias": torch.ones(10, dtype=torch.bool)}, "fc.bias holds bool", "save it as float32"),
+        ({"fc.bias": torch.ones(10, dtype=torch.complex64)}, "fc.bias holds complex64", "save it as float32"),
         ({"fc.bias": torch.full((10,), 1e30)}, "fc.bias. holds values above 1e.18", "can be trained"),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from orchestrator.papers.cells import (
     Damaged,
     FirstRounds,
     Made,
+    Source,
     differ_at_start,
     differences,
     gather,
@@ -28,6 +31,7 @@ from orchestrator.papers.cells import (
 )
 from orchestrator.papers.compute import refuse_measured
 from orchestrator.papers.entries import Selection, wanted_jobs
+from orchestrator.papers.reproducing import measured
 from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
 from orchestrator.papers.verdicts import judge, ours_of
 from orchestrator.records.compare.quantities import RunFigures
@@ -81,7 +85,12 @@ def made(table: Path, job: Job, accuracy: list[float | None], simd: str = "AVX2"
         seed=job.seed,
         settings=settings_of(job, table),
         first_rounds=FirstRounds(["1", "2"], [1.0, 2.0]),
-        figures=RunFigures(target_accuracy=0.5, accuracy=accuracy, elapsed_s=[1.0, 2.0, 3.0, 4.0], bytes=[1, 1, 1, 1]),
+        figures=RunFigures(
+            target_accuracy=0.5,
+            accuracy=accuracy,
+            elapsed_s=[1.0, 2.0, 3.0, 4.0][: len(accuracy)],
+            bytes=[1, 1, 1, 1][: len(accuracy)],
+        ),
         made=msgspec.structs.replace(MADE, torch_simd=simd),
     )
 
@@ -216,6 +225,107 @@ def test_a_folder_of_others_gives_no_files_of_this_host(table: Path, tmp_path: P
     assert list(here.rglob("*.json")) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": -1},
+        {"seed": 1 << 64},
+        {"figures": {"elapsed_s": [-4.0, -3.0, -2.0, -1.0]}},
+        {"figures": {"elapsed_s": [4.0, 3.0, 2.0, 1.0]}},
+        {"figures": {"elapsed_s": [1.0]}},
+        {"figures": {"bytes": [10**400] * 4}},
+        {"figures": {"accuracy": [7.0] * 4}},
+        {"figures": {"accuracy": [], "elapsed_s": [], "bytes": []}},
+        {"figures": None, "values": {"best_accuracy": {"a": -1.0}}},
+        {"learned": Source("/dev/zero", "bits", 1.0)},
+        {"learned": Source("../results/small/digits/a--x--seed1.json", "bits", 1.0)},
+        {"learned": Source("small/digits/\x1b]0;owned\x07.json", "bits", 1.0)},
+        {"made": msgspec.structs.replace(MADE, cpu_hours=-1e300)},
+    ],
+    ids=str,
+)
+def test_a_sealed_cell_that_no_run_gives_is_not_taken_in_and_stops_no_page(
+    change: dict[str, Any], table: Path, tmp_path: Path
+) -> None:
+    """A seal is no signature: whoever edits a file can seal it again."""
+    other = tmp_path / "other"
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    if change.get("figures"):
+        change = {"figures": msgspec.structs.replace(cell.figures, **change["figures"])}
+    path = write_cell(other, msgspec.structs.replace(cell, **change))
+    with pytest.raises(Damaged, match="holds no cell"):
+        gather(tmp_path / "results", [other])
+    assert not (tmp_path / "results").exists()
+    (refused,) = page.make(other, [table]).refused
+    assert refused.startswith(f"{path}")
+    assert refused.isprintable()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": {}},
+        {"experiment": {"methods": 1}},
+        {"experiment": {"methods": [{}]}},
+        {"experiment": {"methods": [1]}},
+        {"probe": {}},
+    ],
+    ids=str,
+)
+def test_settings_that_are_no_experiment_are_other_settings(
+    change: dict[str, Any], table: Path, tmp_path: Path
+) -> None:
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    settings = msgspec.structs.replace(cell.settings, **change)
+    write_cell(tmp_path, msgspec.structs.replace(cell, settings=settings))
+    (refused,) = page.make(tmp_path, [table]).refused
+    assert refused.endswith("stale: the table's file has other settings now")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"figures": {"target_accuracy": 0.1}},
+        {"figures": None, "values": {"rounds_to_target": {"b": 0.01}, "best_accuracy": {"b": 99.0}}},
+        {"figures": None},
+    ],
+    ids=str,
+)
+def test_a_cell_without_the_figures_of_its_settings_does_not_count(
+    change: dict[str, Any], table: Path, tmp_path: Path
+) -> None:
+    """Values without a run would be those of all rows, and a lower target would be reached sooner."""
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    if change["figures"]:
+        change = {"figures": msgspec.structs.replace(cell.figures, **change["figures"])}
+    path = write_cell(tmp_path, msgspec.structs.replace(cell, **change))
+    made_page = page.make(tmp_path, [table])
+    assert (made_page.refused, made_page.parts) == (
+        [f"{path} was edited: its figures are not those of its settings"],
+        [],
+    )
+
+
+def test_a_pipe_among_the_results_is_not_waited_for(table: Path, tmp_path: Path) -> None:
+    path = write_cell(tmp_path, made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5]))
+    path.unlink()
+    os.mkfifo(path)
+    assert "holds no cell" in kept(tmp_path, "small", "digits", all_jobs(table)[0], table).why
+
+
+def test_a_copy_of_a_stale_cell_does_not_make_it_count_again(table: Path, tmp_path: Path) -> None:
+    """A check has found that its first rounds are others now; one that was computed since then replaces it."""
+    here, other = tmp_path / "results", tmp_path / "other"
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    path = write_cell(here, msgspec.structs.replace(cell, stale="2026-11-24: the weights differ"))
+    write_cell(other, cell)
+    assert gather(here, [other]) == []
+    assert read_cell(path).stale
+    write_cell(other, made(table, all_jobs(table)[0], [0.2, 0.3, 0.4, 0.5]))
+    assert gather(here, [other]) == [path]
+    assert read_cell(path).stale == ""
+
+
 def test_texts_of_a_cell_reach_neither_page_nor_terminal_as_markup(table: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     compute_all(table, results)
@@ -334,6 +444,17 @@ def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> N
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2) == ("0.50 [0.50, 0.50]", "holds")
     two = ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2, 3)
     assert two == ("0.50 [0.50, 0.50] (not run: seed 3)", "cannot be told"), "else one might stop when it suits"
+
+
+def test_a_part_of_the_seeds_is_said_beside_what_follows_from_it(table: Path, tmp_path: Path) -> None:
+    """Two seeds that were chosen may give a verdict that the table's seeds do not."""
+    compute_all(table, tmp_path)
+
+    def how(*seeds: int) -> str:
+        return measured(load_reproduction(table), table, Selection(seeds=seeds), tmp_path).how
+
+    assert [how(), how(1, 2, 3)] == ["simulated, scale digits"] * 2
+    assert [how(1), how(4, 5)] == [f"simulated, scale digits, {some} alone" for some in ("seed 1", "seeds 4, 5")]
 
 
 # ---- the page ----

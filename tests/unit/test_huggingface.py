@@ -210,3 +210,18 @@ def test_data_of_others_name_no_pictures_of_this_host(tmp_path: Path) -> None:
         save(file)
         with pytest.raises(UsageError, match="which is not its own"):
             load(tmp_path, path="theirs/a.parquet", size=4)
+
+
+def test_a_folder_behind_a_link_is_its_own_and_a_link_that_leads_out_of_it_is_not(tmp_path: Path) -> None:
+    """Archives and repositories of others may hold links; the library resolves the way to the folder."""
+    for i, each in enumerate(pictures(10)):
+        file = tmp_path / "disk" / "animals" / ("cat", "dog")[i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        each.save(file)
+    (tmp_path / "data").symlink_to(tmp_path / "disk", target_is_directory=True)
+    assert load(tmp_path / "data", path="animals", size=4).train_x.shape == (8, 3, 4, 4)
+    file.rename(tmp_path / "mine.png")
+    file.symlink_to(tmp_path / "mine.png")
+    with pytest.raises(UsageError, match="which is not its own") as refused:
+        load(tmp_path / "data", path="animals", size=4)
+    assert "links" in refused.value.hint

@@ -6,12 +6,17 @@ Seconds are divided by the dilation, as in the summary. None: the run did not re
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 from edgebed.errors import UsageError
 from orchestrator.records.crossing import time_to
 from orchestrator.records.summary import Summary
+
+Accuracy = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 COMPUTE = ("compute", "decode", "encode")
 COMMUNICATION = ("download", "upload_tail", "blocked", "reply_wait")
@@ -22,14 +27,20 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     first round's start, `bytes` are of all devices in both directions. `straggler_phase_s`: seconds by phase of the
     device that was the straggler most often."""
 
-    target_accuracy: float
-    accuracy: list[float | None]
-    elapsed_s: list[float]
-    bytes: list[int]
-    test_accuracy: float | None = None
-    round_s_median: float | None = None
-    straggler_gap_s: float | None = None
-    straggler_phase_s: dict[str, float] = {}
+    target_accuracy: Accuracy
+    accuracy: Annotated[list[Accuracy | None], msgspec.Meta(min_length=1)]
+    elapsed_s: list[Seconds]
+    bytes: list[Bytes]
+    test_accuracy: Accuracy | None = None
+    round_s_median: Seconds | None = None
+    straggler_gap_s: Seconds | None = None
+    straggler_phase_s: dict[str, Seconds] = {}
+
+    @property
+    def possible(self) -> bool:
+        """Whether they have seconds and bytes of each round, and no round ends before an earlier one."""
+        lengths = {len(self.accuracy), len(self.elapsed_s), len(self.bytes)}
+        return len(lengths) == 1 and self.elapsed_s == sorted(self.elapsed_s)
 
     @property
     def accuracies(self) -> list[float]:
