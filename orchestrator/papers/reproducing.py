@@ -184,37 +184,26 @@ def check(
     """Compute cells again: the first rounds of all that are there, or `sample` of them, drawn by `seed`, wholly. A cell
     whose first rounds are no longer the same becomes stale; one whose first rounds are the same again counts again.
     `at`: `work` is emptied. Raises RunError: another check computes there."""
-    with own(at.work, anew=True) as mine:
-        if not mine:
-            raise RunError(f"another check computes in {at.work}", hint="wait for its end")
-        return _check(tables, at, sample, seed, most, notify)
-
-
-def _check(
-    tables: Sequence[tuple[Path, Reproduction, Selection]],
-    at: Place,
-    sample: int | None,
-    seed: int,
-    most: int,
-    notify: Notify,
-) -> list[Checked]:
     again = Place(at.work / "results", at.work)
     found: list[Checked] = []
     todo: list[tuple[Cell, Task]] = []
-    for path, table, selection in tables:
-        for job, there in _with_kept(table, path, selection, at.results, wanted_jobs(table, path, selection)):
-            task = _task(path, selection, job, again, only_first=sample is None)
-            if there.cell is not None and (not there.why or there.cell.stale):
-                todo.append((there.cell, task))
-            elif there.path.exists():
-                found.append(Checked(task.name, there.why))
-    if sample is not None:
-        todo = random.Random(seed).sample(todo, min(sample, len(todo)))
-    failed = _failures([[task for _, task in todo]], most, notify)
-    compare = _compare_start if sample is None else _compare_whole
-    for cell, task in todo:
-        why = [line.removeprefix(f"{task.name}: ") for line in failed if line.startswith(f"{task.name}: ")]
-        found.append(Checked(task.name, "; ".join(why or compare(cell, task, at.results, again.results))))
+    with own(at.work, anew=True) as mine:
+        if not mine:
+            raise RunError(f"another check computes in {at.work}", hint="wait for its end")
+        for path, table, selection in tables:
+            for job, there in _with_kept(table, path, selection, at.results, wanted_jobs(table, path, selection)):
+                task = _task(path, selection, job, again, only_first=sample is None)
+                if there.cell is not None and (not there.why or there.cell.stale):
+                    todo.append((there.cell, task))
+                elif there.path.exists():
+                    found.append(Checked(task.name, there.why))
+        if sample is not None:
+            todo = random.Random(seed).sample(todo, min(sample, len(todo)))
+        failed = _failures([[task for _, task in todo]], most, notify)
+        compare = _compare_start if sample is None else _compare_whole
+        for cell, task in todo:
+            why = [line.removeprefix(f"{task.name}: ") for line in failed if line.startswith(f"{task.name}: ")]
+            found.append(Checked(task.name, "; ".join(why or compare(cell, task, at.results, again.results))))
     return found
 
 
