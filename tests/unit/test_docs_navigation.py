@@ -81,6 +81,8 @@ def test_the_readme_tells_the_verdicts_of_the_results_page() -> None:
     scales = [rows.count(("holds", scale)) for scale in ("exact", "real", "digits")]
     which = "Of those that hold, {} are arithmetic, {} at the scale `real`, {} at the scale `digits`"
     assert which.format(*scales) in told
+    order = [scale for _, scale in rows]
+    assert order == sorted(order, key=["exact", "full", "real", "digits"].index), "nearest to the papers first"
 
 
 def test_the_readme_fits_two_screens() -> None:
