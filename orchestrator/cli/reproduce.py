@@ -277,7 +277,7 @@ def _judged(claim: Claim, table: Reproduction, found: Measured) -> str:
 
 
 def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
-    out = Table(title=escape(title), caption=f"ours: mean of the seeds that reached it, and × {escape(baseline)}")
+    out = Table(title=escape(title), caption=f"ours: mean of the seeds that have it, and × {escape(baseline)}")
     out.add_column("")
     columns = list(dict.fromkeys(entry.column for entry in entries))
     for column in columns:
@@ -291,7 +291,7 @@ def _table(title: str, entries: Sequence[Entry], baseline: str) -> Table:
 
 def text_of(entry: Entry) -> str:
     if entry.mean is None:
-        return "not reached" if entry.runs else "not run"
+        return f"0 of {entry.runs}" if entry.runs else "not run"
     text = number(entry.mean)
     if entry.ratio is not None:
         text += f"  {factor(entry.ratio)}"
