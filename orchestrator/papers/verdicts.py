@@ -26,11 +26,13 @@ its 95 % interval (Student's t on the logarithms, pairs of the same seed). The l
 - A claim holds where it holds in all of its columns. It does not hold where it does not in one of them. Otherwise it
   cannot be told. The intervals are not widened for the number of claims.
 
-The interval of three seeds reaches 4.3 standard errors to each side, that of two 12.7. Not every ratio is evidence of
-its own. Columns that differ only in the target share their runs. A cell that was
-[timed again](reproduce.md#learn-once-time-many) has the accuracies of another one: both need equally many rounds by
-construction, and the interval between them is that of the clock alone. Rounds are whole numbers: [1.40, 1.40] says that
-all seeds gave the same ratio, not that it is known exactly."""
+The interval of three seeds reaches 4.3 standard errors to each side, that of two 12.7, of ten 2.3. Not every ratio is
+evidence of its own. Columns that differ only in the target share their runs, and a few tables have runs in common. A
+cell that was [timed again](reproduce.md#learn-once-time-many) has the accuracies of another one: both need equally many
+rounds by construction, and the interval between them is that of the clock alone. Rounds are whole numbers: [1.40, 1.40]
+says that all seeds gave the same ratio, not that it is known exactly. A time to a target lies on the straight line
+between the last evaluation below the target and the first at or above it. Where few rounds are needed, this can decide
+a verdict."""
 
 
 class Pair(msgspec.Struct, frozen=True):

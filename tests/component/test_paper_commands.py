@@ -13,6 +13,7 @@ from edgebed.errors import RunError, UsageError
 from edgebed.methods.base import HALVES, CutCost
 from orchestrator.cli import reproduce, tiers
 from orchestrator.papers.tiers import Measurement, measure_tiers, normalised, spread
+from orchestrator.records.compare.ratios import entries
 from tests.component._fleet import MODEL, buggy, fleet, model
 
 TABLE = """
@@ -56,6 +57,13 @@ def call(app: typer.Typer, *arguments: str) -> Result:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return result
+
+
+def test_a_quantity_that_no_seed_has_is_not_said_to_be_a_target_that_was_missed() -> None:
+    """`compute_s` has no value where no device was the straggler, though the target was reached."""
+    values = {("tier 1", "case 1", 1): None, ("tier 1", "case 1", 2): None, ("fedavg", "case 1", 1): 2.0}
+    found = entries(values, ["tier 1", "fedavg", "tier 2"], ["case 1"], "fedavg", {})
+    assert [reproduce.text_of(entry) for entry in found] == ["0 of 2", "2  1.00 ×", "not run"]
 
 
 def test_counted_operations_are_those_of_the_paper(app: typer.Typer) -> None:
