@@ -147,7 +147,12 @@ class HuggingFace(DataSet):
         homes = [config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH]
         own = root / self.options.path
         homes += [hub.HF_HUB_CACHE] if self.options.hub else [own if own.is_dir() else own.parent]
-        if not any(Path(name).resolve().is_relative_to(Path(home).resolve()) for home in homes):
+        try:
+            file = Path(name).resolve(strict=True)
+            found = file.is_file() and any(file.is_relative_to(Path(home).resolve()) for home in homes)
+        except (OSError, RuntimeError, ValueError):  # absent, a loop of links, a NUL
+            found = False
+        if not found:
             hint = "ask who made these data; files that links of yours lead to can be copied into them"
             raise UsageError(f"{self.title} names {name}, which is not its own", hint=hint)
         return name

@@ -183,7 +183,7 @@ def _scale(text: str) -> ScaleName:
 def parse_part(text: str) -> tuple[int, int]:
     """`2/4` is the second of four parts."""
     number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+    if not (len(text) < 20 and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise UsageError(f"--cells {text!r} is not a part", hint="give the part and the number of parts: 1/4 to 4/4")
     return int(number), int(of)
 

@@ -225,9 +225,10 @@ def read_cell(path: Path) -> Cell:
         if not path.is_file():  # a pipe would be waited for
             raise FileNotFoundError("there is no such file")
         cell = msgspec.json.decode(path.read_bytes(), type=Cell)
+        edited = cell.seal != _seal(cell)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path} holds no cell: {printable(str(error))}") from None
-    if cell.seal != _seal(cell):
+    if edited:
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
     if cell.figures is not None and not cell.figures.possible:
         raise Damaged(f"{path} holds no cell: no run gives its figures")
@@ -256,6 +257,8 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
         cell = read_cell(file)
     except Damaged as error:
         return Kept(file, None, str(error))
+    if results / place_of(cell) != file:
+        return Kept(file, None, f"{file} holds another cell: {place_of(cell)}")
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
     target = None if cell.figures is None else cell.figures.target_accuracy
@@ -367,7 +370,7 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
     found = [read_cell(file) for folder in folders for file in _json_files(folder)]
     learned = [file for folder in folders for file in (folder / FOLDER).glob("*.json")]
     for file in learned:  # a link would publish another file of this host
-        if file.resolve() != file.parents[1].resolve() / FOLDER / file.name or not file.is_file():
+        if file.is_symlink() or not file.is_file() or file.resolve() != file.parents[1].resolve() / FOLDER / file.name:
             raise Damaged(f"{file} is no file of that folder")
     new, wrong = [], []
     here = {file.relative_to(results): file for file in _json_files(results)} if results.is_dir() else {}

@@ -81,7 +81,7 @@ def values_of(table: Reproduction, at: Scale, runs: Iterable[tuple[Job, RunFigur
                 if isinstance(figures, RunFigures):
                     found[job.row, column, job.seed] = quantity(name, figures, at.columns[column].target)
                 else:
-                    found |= {(row, column, job.seed): value for row, value in figures[name].items()}
+                    found |= {(row, column, job.seed): value for row, value in figures.get(name, {}).items()}
     return values
 
 

@@ -94,6 +94,8 @@ def find(results: Path, settings: Settings, own: Path) -> tuple[Trajectory, Cell
     file of the cell that asks, below `results`. Raises UsageError: as `key_of`."""
     path = _file(results, settings)
     training = msgspec.convert(settings.experiment["training"], Training)
+    if not path.is_file():  # a pipe would be waited for
+        return None
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Trajectory)
         cell = read_cell(results / found.cell)

@@ -157,7 +157,7 @@ def jobs(table: Reproduction, path: Path, scale: ScaleName, seeds: Sequence[int]
     at = scaled(table, scale)
     common = merged(table.experiment, at.set)
     found: dict[tuple[str, int, str, str], tuple[list[str], Settings, Settings, float]] = {}
-    for seed in seeds or at.seeds:
+    for seed in dict.fromkeys(seeds or at.seeds):
         for row in at.rows:
             for label, column in at.columns.items():
                 last = merged(column.set, {"training": {"seed": seed}})

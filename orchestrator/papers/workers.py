@@ -72,15 +72,18 @@ class Workers:
 
     async def _one(self, task: Task) -> str:
         async with self._room:
-            with own(Path(task.request.work), anew=task.anew) as mine:
-                if not mine:
-                    return f"{task.name}: another process computes it"
-                self._began_s[task.name] = time.monotonic()
-                why = await self._process(task)
-        self._took_s.append(time.monotonic() - self._began_s.pop(task.name))
+            self._began_s[task.name] = time.monotonic()
+            try:
+                with own(Path(task.request.work), anew=task.anew) as mine:
+                    why = await self._process(task) if mine else "another process computes it"
+            except OSError as error:
+                mine, why = False, str(error)
+            took_s = time.monotonic() - self._began_s.pop(task.name)
         self._rounds.pop(task.name, None)
-        self._ended += 1
-        self._notify(f"{self._ended} of {len(self._tasks)}: {task.name}{f': {why}' if why else ''}{self._left()}")
+        if mine:
+            self._took_s.append(took_s)
+            self._ended += 1
+            self._notify(f"{self._ended} of {len(self._tasks)}: {task.name}{f': {why}' if why else ''}{self._left()}")
         return f"{task.name}: {why}" if why else ""
 
     async def _process(self, task: Task) -> str:
@@ -183,10 +186,12 @@ async def _started(request: WorkerRequest, err: int) -> AsyncIterator[asyncio.su
 def own(work: Path, *, anew: bool) -> Iterator[bool]:
     """Whether no other process computes in this folder. It is ours inside. `anew`: it is emptied then."""
     work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("wb") as file:
+    # neither through a link nor waiting for a pipe
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(work / LOCK, flags, 0o644), "rb") as file:
         mine = try_lock(file)
         for each in work.iterdir() if mine and anew else ():
-            if each.is_dir():
+            if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each)
             elif each.name != LOCK:
                 each.unlink()

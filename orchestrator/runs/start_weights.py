@@ -39,7 +39,8 @@ def begin_with(model: StagedModel, path: Path) -> None:
         )
     state = model.state_dict()
     for key, value in found.items():  # copying would cast it: whole numbers of a quantised network lack their scale
-        if value.is_floating_point() != state[own[key]].is_floating_point():
+        eight_bits = value.is_floating_point() and value.dtype.itemsize == 1  # lacks its scale, too
+        if eight_bits or value.is_floating_point() != state[own[key]].is_floating_point():
             raise UsageError(
                 f"{path}: {key} holds {str(value.dtype).removeprefix('torch.')}", hint="save it as float32"
             )

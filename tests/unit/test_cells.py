@@ -34,6 +34,7 @@ from orchestrator.papers.entries import Selection, wanted_jobs
 from orchestrator.papers.reproducing import measured
 from orchestrator.papers.tables import Claim, Job, jobs, load_reproduction
 from orchestrator.papers.verdicts import judge, ours_of
+from orchestrator.papers.workers import own
 from orchestrator.records.compare.quantities import RunFigures
 
 TABLE = """
@@ -122,6 +123,44 @@ def test_a_file_that_is_no_cell_is_refused(body: bytes, table: Path, tmp_path: P
     path = write_cell(tmp_path, made(table, job, [0.1, 0.2, 0.3, 0.5]))
     path.write_bytes(body)
     assert "holds no cell" in kept(tmp_path, "small", "digits", job, table).why
+
+
+def test_a_cell_in_the_place_of_another_one_does_not_count(table: Path, tmp_path: Path) -> None:
+    one, other = all_jobs(table)[:2]
+    source, place = (write_cell(tmp_path, made(table, job, [0.1, 0.2, 0.3, 0.5])) for job in (one, other))
+    place.write_bytes(source.read_bytes())
+    assert "holds another cell" in kept(tmp_path, "small", "digits", other, table).why
+
+
+def test_a_seed_that_is_named_twice_is_one_seed(table: Path) -> None:
+    loaded = load_reproduction(table)
+    assert wanted_jobs(loaded, table, Selection(seeds=(1, 1))) == wanted_jobs(loaded, table, Selection(seeds=(1,)))
+
+
+def test_a_lock_that_is_a_link_empties_no_file_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    mine, (linked, piped) = tmp_path / "mine.txt", (tmp_path / "linked", tmp_path / "piped")
+    mine.write_text("kept")
+    for folder in (linked, piped):
+        folder.mkdir()
+    (linked / "lock").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"), own(linked, anew=False):
+        pass
+    os.mkfifo(piped / "lock")
+    (piped / "elsewhere").symlink_to(linked)
+    with own(piped, anew=True) as ours:
+        assert ours
+    assert (mine.read_text(), (linked / "lock").is_symlink(), (piped / "elsewhere").exists()) == ("kept", True, False)
+
+
+def test_a_cell_that_took_less_than_a_nanosecond_is_none(table: Path, tmp_path: Path) -> None:
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    assert cell.figures is not None
+    seconds = [each * 1e-300 for each in cell.figures.elapsed_s]
+    path = write_cell(
+        tmp_path, msgspec.structs.replace(cell, figures=msgspec.structs.replace(cell.figures, elapsed_s=seconds))
+    )
+    with pytest.raises(Damaged, match="no run gives its figures"):
+        read_cell(path)
 
 
 def test_a_cell_is_stale_once_the_table_sets_something_else(table: Path, tmp_path: Path) -> None:

@@ -38,9 +38,11 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def possible(self) -> bool:
-        """Whether they have seconds and bytes of each round, and no round ends before an earlier one."""
+        """Whether they have seconds and bytes of each round, and no round ends before an earlier one or takes less than
+        a nanosecond."""
         lengths = {len(self.accuracy), len(self.elapsed_s), len(self.bytes)}
-        return len(lengths) == 1 and self.elapsed_s == sorted(self.elapsed_s)
+        seconds = (*self.elapsed_s, self.round_s_median or 0.0)
+        return len(lengths) == 1 and self.elapsed_s == sorted(self.elapsed_s) and not any(0 < s < 1e-9 for s in seconds)
 
     @property
     def accuracies(self) -> list[float]:
