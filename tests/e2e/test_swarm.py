@@ -32,7 +32,7 @@ from orchestrator.fleet.spec import profile
 from orchestrator.fleet.spec.profile import DeviceSpec, FleetSpec, load_fleet
 from orchestrator.fleet.swarm.push import push_image
 from orchestrator.records.host_records import HostRound
-from orchestrator.records.types import DeviceJoined, DeviceLeft, LimitsSet, RoundFinished, ScenarioStep, TaskSent
+from orchestrator.records.types import DeviceJoined, DeviceOut, LimitsSet, RoundFinished, ScenarioStep, TaskSent
 from orchestrator.runs import session
 from orchestrator.runs.data import prepare_data
 from orchestrator.scenario.spec import ScenarioEvent
@@ -128,6 +128,16 @@ def processes_of(socket: str) -> list[psutil.Process]:
         running = [client.api.inspect_container(container.id) for container in client.containers.list()]
     first = [psutil.Process(container["State"]["Pid"]) for container in running]
     return first + [parent for process in first if (parent := process.parent()) is not None]
+
+
+def freeze(socket: str, controller: FleetController, device: str) -> None:
+    """Stop the processes of a device's container."""
+    with contextlib.closing(docker.DockerClient(f"unix://{socket}")) as client:
+        chosen = {"label": [f"{FLEET}={controller.fleet_id}", f"{DEVICE}={device}"]}
+        (container,) = client.containers.list(filters=chosen)
+        first = psutil.Process(client.api.inspect_container(container.id)["State"]["Pid"])
+    for process in (first, *first.children(recursive=True)):
+        process.suspend()
 
 
 async def test_a_node_without_the_image_is_named(spec: FleetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +260,13 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
     left = await asyncio.to_thread(processes_of, socket)
     try:
         async with fleet.run(experiment(rounds=1000, max_batches=8, liveness_s=20.0), tmp_path) as run:
-            await run.expect(TaskSent, lambda record: record.round == 2 and record.device in its)
+            sent = await run.expect(TaskSent, lambda record: record.round == 2 and record.device in its)
+            await asyncio.to_thread(freeze, socket, controller, sent.device)  # it is at work when its connection ends
             os.kill(int((Path(socket).parent / "pid").read_text()), signal.SIGKILL)
-            # `DeviceOut` comes only for a device that works when its connection ends
-            gone = await run.expect(DeviceLeft, lambda record: record.device in its)
-            short = await run.expect(RoundFinished, lambda record: set(record.merged) != set(controller.names))
-            again = await run.expect(LimitsSet, lambda record: record.device in its and record.at_ns > gone.at_ns)
+            first = await run.expect(DeviceOut, lambda record: record.device == sent.device)
+            again = await run.expect(LimitsSet, lambda record: record.device in its and record.at_ns > first.at_ns)
             await run.expect(
-                RoundFinished, lambda record: record.round > short.round and set(record.merged) == set(controller.names)
+                RoundFinished, lambda record: record.round > first.round and set(record.merged) == set(controller.names)
             )
             rounds, hosts = run.of(RoundFinished), run.of(HostRound)
     finally:
@@ -266,7 +275,9 @@ async def test_devices_of_a_killed_engine_are_lost_and_come_back_elsewhere(
                 process.kill()
     assert again.why == "rejoin"
     assert set(rounds[0].merged) == set(controller.names)
-    assert set(controller.names) - set(short.merged) <= its
+    assert (first.how, "no progress" in first.why) == ("lost", False)
+    assert sent.device not in rounds[first.round].merged
+    assert set(controller.names) - set(rounds[first.round].merged) <= its
     heard = [node for host in hosts[:2] for node in host.nodes]
     assert len({node.name for node in heard}) == 3
     assert workers[1][1] not in {node.name for node in hosts[-1].nodes}
