@@ -19,7 +19,7 @@ from orchestrator.cli.console import columns, console, print_json, say, show
 from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT
 from orchestrator.papers import fleet_runs, page, reproducing
-from orchestrator.papers.cells import gather
+from orchestrator.papers.agreement import gather
 from orchestrator.papers.counted import counted
 from orchestrator.papers.entries import Measured, Selection, printed
 from orchestrator.papers.eq1 import WITHIN_SD, check_eq1

@@ -13,11 +13,10 @@ import msgspec
 import torch
 
 from edgebed.errors import RunError, UsageError, counted
+from orchestrator.papers.agreement import differ_at_start, differences
 from orchestrator.papers.cells import (
     Cell,
     Kept,
-    differ_at_start,
-    differences,
     kept,
     outcome,
     place,

@@ -20,7 +20,8 @@ from edgebed.errors import RunError
 from orchestrator.files.timed_host import is_timed, timed
 from orchestrator.papers import page
 from orchestrator.papers import workers as workers_module
-from orchestrator.papers.cells import Cell, FirstRounds, gather, read_cell, write_cell
+from orchestrator.papers.agreement import gather
+from orchestrator.papers.cells import Cell, FirstRounds, read_cell, write_cell
 from orchestrator.papers.entries import Selection
 from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction

@@ -11,7 +11,8 @@ import pytest
 
 from edgebed.errors import RunError, UsageError
 from orchestrator.experiment import Environment
-from orchestrator.papers.cells import Cell, differences, read_cell, settings_of, write_cell
+from orchestrator.papers.agreement import differences
+from orchestrator.papers.cells import Cell, read_cell, settings_of, write_cell
 from orchestrator.papers.entries import Selection
 from orchestrator.papers.learnings import check_same, key_of, trajectory_of
 from orchestrator.papers.reproducing import Checked, Place, check, measured, reproduce

@@ -14,15 +14,13 @@ from edgebed.errors import UsageError
 from edgebed.models.staged import digest
 from edgebed.wire.messages import Assignment, Report, Task, Update, Upload, encode
 from orchestrator.papers import page
+from orchestrator.papers.agreement import differ_at_start, differences, gather
 from orchestrator.papers.cells import (
     Cell,
     Damaged,
     FirstRounds,
     Made,
     Source,
-    differ_at_start,
-    differences,
-    gather,
     kept,
     read_cell,
     same_settings,
