@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from edgebed.errors import RunError, UsageError, counted
+from orchestrator.files.output import try_folder
 from orchestrator.papers.agreement import differ_at_start, differences
 from orchestrator.papers.cells import (
     Cell,
@@ -60,6 +61,7 @@ def reproduce(
         share: train once for cells that learn the same (`learnings`).
 
     Raises:
+        FileError: the results cannot be written; nothing is computed.
         RunError: a cell could not be computed; the others are there.
     """
     todo = wanted_jobs(table, path, selection)
@@ -74,6 +76,8 @@ def reproduce(
         if found.why and found.path.exists():
             notify(f"computed again: {found.told}")
     notify(f"{counted(len(todo), 'cell')}: {len(todo) - len(missing)} there, {len(missing)} to compute")
+    if missing:
+        try_folder(at.results)
     waves = _waves(missing, path, at.results, notify) if share else [[task for _, task in missing]]
     _compute(waves, most, notify)
     return measured(table, path, selection, at.results)

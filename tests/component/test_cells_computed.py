@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from edgebed.errors import RunError
+from edgebed.errors import FileError, RunError
 from orchestrator.files.timed_host import is_timed, timed
 from orchestrator.papers import page
 from orchestrator.papers import workers as workers_module
@@ -233,6 +233,13 @@ def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_pat
     with pytest.raises(RunError, match=r"1 cell not computed: .*FedAvg"):
         make(table, at(tmp_path), most=1)
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
+
+
+def test_where_results_cannot_be_written_nothing_is_computed(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(FileError, match="results"):
+        make(table, at(tmp_path), most=1)
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.usefixtures("warm_workers")
