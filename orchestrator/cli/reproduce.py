@@ -199,7 +199,7 @@ def find_table(name: str) -> Path:
 
 def parse_seeds(text: str | None) -> list[int] | None:
     try:
-        return None if text is None else [int(part) for part in text.split(",")]
+        return None if text is None else list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise UsageError(f"--seeds {text!r} is not a list of whole numbers", hint="write 1,2,3") from None
 

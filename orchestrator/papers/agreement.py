@@ -98,19 +98,17 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
     for file in learned:  # a link would publish another file of this host
         if file.is_symlink() or not file.is_file() or file.resolve() != file.parents[1].resolve() / FOLDER / file.name:
             raise Damaged(f"{file} is no file of that folder")
-    new, wrong = [], []
-    here = {file.relative_to(results): file for file in _json_files(results)} if results.is_dir() else {}
-    seen = {name: read_cell(file) for name, file in here.items()}
+    new, wrong = dict[Path, Cell](), list[str]()
     for cell in found:
-        old = seen.get(place_of(cell))
+        name = place_of(cell)
+        old = new.get(name) or (read_cell(results / name) if (results / name).exists() else None)
         if old is not None and msgspec.structs.replace(old, stale="", seal=cell.seal) == cell:
             continue  # a copy, which is as stale as the one that is here
         if old is None or (old.stale and not cell.stale):
-            seen[place_of(cell)] = cell
-            new.append(cell)
+            new[name] = cell
         elif not cell.stale:
             why = differences(old, cell) if same_settings(old.settings, cell.settings) else ["settings differ"]
-            wrong += [f"{place_of(cell)}: {', '.join(why)}"] if why else []
+            wrong += [f"{name}: {', '.join(why)}"] if why else []
     if wrong:
         raise UsageError(
             f"{len(wrong)} cells contradict those in {results}: {'; '.join(wrong[:5])}",
@@ -120,10 +118,10 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
         if not (target := results / FOLDER / file.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             keep(target, file.read_bytes())
-    return [write_cell(results, cell) for cell in new]
+    return [write_cell(results, cell) for cell in new.values()]
 
 
 def _json_files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
-    return sorted(path for path in folder.rglob("*.json") if path.parent.name != FOLDER and path.is_file())
+    return sorted(path for path in folder.glob("*/*/*.json") if path.is_file())  # as `place` has them; it follows links

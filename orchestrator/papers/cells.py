@@ -7,7 +7,6 @@ same settings; `check` also computes the first two rounds again. `seal` shows wh
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +22,7 @@ from orchestrator.experiment import Experiment, Seed
 from orchestrator.files.output import keep
 from orchestrator.fleet.spec.profile import ProfileSpec, fleet_of
 from orchestrator.papers.entries import FreeValues
-from orchestrator.papers.tables import Job, ScaleName
+from orchestrator.papers.tables import Job, ScaleName, slug
 from orchestrator.records.compare.quantities import RunFigures
 from orchestrator.records.words.formatting import number
 
@@ -140,14 +139,18 @@ def plain(value: Any) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
 
 
-def same_settings(stored: Settings, now: Settings) -> bool:
-    """Whether they are equal. A key that is newer than the stored settings has its default there."""
+def same_settings(one: Settings, other: Settings) -> bool:
+    """Whether they are equal. A key that is newer than one of them has its default there."""
     try:
-        profiles = plain(msgspec.convert(stored.profiles, dict[str, ProfileSpec]))
-        found = {"experiment": _again(stored.experiment), "probe": _again(stored.probe), "profiles": profiles}
-        return msgspec.structs.replace(stored, **found) == now
+        return one == other or _filled(one) == _filled(other)
     except (msgspec.ValidationError, EdgebedError):
         return False
+
+
+def _filled(stored: Settings) -> Settings:
+    profiles = plain(msgspec.convert(stored.profiles, dict[str, ProfileSpec]))
+    experiment, probe = _again(stored.experiment), _again(stored.probe)
+    return msgspec.structs.replace(stored, experiment=experiment, probe=probe, profiles=profiles)
 
 
 def _again(experiment: dict[str, Any] | None) -> Any:
@@ -182,11 +185,6 @@ def place(table: str, scale: str, row: str, column: str, seed: int) -> Path:
 
 def place_of(cell: Cell) -> Path:
     return place(cell.table, cell.scale, cell.row, cell.columns[0], cell.seed)
-
-
-def slug(text: str) -> str:
-    """As a file's name."""
-    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip(".-")
 
 
 def write_cell(results: Path, cell: Cell) -> Path:
@@ -256,7 +254,8 @@ def kept(results: Path, table: str, scale: ScaleName, job: Job, path: Path) -> K
     if cell.columns != job.columns or not same_settings(cell.settings, settings_of(job, path)):
         return Kept(file, cell, "stale: the table's file has other settings now")
     target = None if cell.figures is None else cell.figures.target_accuracy
-    if target != (job.experiment.training.target_accuracy if job.trained else None):
+    wanted = job.experiment.training.target_accuracy if job.trained else None
+    if target != wanted or not (job.trained or cell.values):
         return Kept(file, None, f"{file} was edited: its figures are not those of its settings")
     return Kept(file, cell, f"stale: {printable(cell.stale)}" if cell.stale else _why_not_learned(results, cell))
 

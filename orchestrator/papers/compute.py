@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.metadata
+import os
 import platform
 import resource
 import shutil
@@ -304,13 +305,16 @@ def _commit() -> str:
 
 
 def main() -> int:
-    """Compute the cell that the argument describes. Every round is a line of JSON on stdout."""
+    """Compute the cell that the argument describes. Every round is a line of JSON on stdout; what a plug-in prints goes
+    to stderr."""
+    told = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     if (libc := ctypes.CDLL(None)) and hasattr(libc, "prctl"):
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = msgspec.json.decode(sys.argv[1], type=WorkerRequest)
 
     def tell(done: RoundDone) -> None:
-        print(msgspec.json.encode(done).decode(), flush=True)
+        print(msgspec.json.encode(done).decode(), file=told)
 
     try:
         compute(request, tell)

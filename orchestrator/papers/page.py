@@ -18,7 +18,7 @@ from edgebed.errors import counted
 from orchestrator.files.output import keep
 from orchestrator.files.shipped import shipped
 from orchestrator.files.yaml_file import convert, load_yaml
-from orchestrator.papers.cells import FOLDER, Cell, Damaged, kept, outcome, read_cell, saved_by, slug
+from orchestrator.papers.cells import FOLDER, Cell, Damaged, kept, outcome, place_of, read_cell, saved_by
 from orchestrator.papers.counted import counted as operation_counts
 from orchestrator.papers.entries import Selection, Values, about, printed, tables_of, values_of, wanted_jobs
 from orchestrator.papers.eq1 import check_eq1
@@ -31,6 +31,7 @@ from orchestrator.papers.tables import (
     claims_of,
     load_reproduction,
     scaled,
+    slug,
 )
 from orchestrator.papers.verdicts import RULES, Line, Pair, Verdict, judge, limits, ours_of, paper_of
 from orchestrator.records.compare.ratios import Entry, with_range
@@ -208,7 +209,7 @@ def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refu
     if not files or at is None:
         refused += [f"{file}: the table has no such scale" for file in sorted(files)]
         return None
-    seeds = {cell.seed for file in files if (cell := _readable(file)) is not None}
+    seeds = {cell.seed for file in files if (cell := _readable(file)) and results / place_of(cell) == file}
     found = []
     wanted = wanted_jobs(table, path, Selection(scale, sorted(seeds | set(at.seeds))))
     for job in wanted:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -106,7 +108,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def load_reproduction(path: Path) -> Reproduction:
     """Read a table's file. Raises UsageError: as `experiment.load`; also for an unknown baseline, scaled row or column,
-    or missing figures."""
+    missing figures, or labels that give one name of a file."""
     table = convert(load_yaml(path), Reproduction, path)
     wrong = [f"the baseline {table.baseline!r}"] if table.rows and table.baseline not in table.rows else []
     for key, scale in {"scale": table.scale, **({"real": table.real} if table.real else {})}.items():
@@ -127,6 +129,13 @@ def load_reproduction(path: Path) -> Reproduction:
             f"{path}: no such row or column, or not one figure per column: {'; '.join(wrong)}",
             hint=f"rows are {', '.join(table.rows)}; columns are {', '.join(table.columns)}",
         )
+    for labels in (table.rows, table.columns):
+        names = Counter(map(slug, labels))
+        if alike := [label for label in labels if names[slug(label)] > 1]:
+            raise UsageError(
+                f"{path}: the files of {', '.join(alike)} would have one name",
+                hint="give them labels that differ in a letter from a to z or a digit",
+            )
     return table
 
 
@@ -178,6 +187,11 @@ def jobs(table: Reproduction, path: Path, scale: ScaleName, seeds: Sequence[int]
         )
         for (row, seed, _, of), (labels, settings, probed, target) in found.items()
     ]
+
+
+def slug(text: str) -> str:
+    """As a file's name."""
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip(".-")
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:

@@ -73,11 +73,12 @@ class Workers:
     async def _one(self, task: Task) -> str:
         async with self._room:
             self._began_s[task.name] = time.monotonic()
+            mine = True
             try:
                 with own(Path(task.request.work), anew=task.anew) as mine:
                     why = await self._process(task) if mine else "another process computes it"
             except OSError as error:
-                mine, why = False, str(error)
+                why = str(error)
             took_s = time.monotonic() - self._began_s.pop(task.name)
         self._rounds.pop(task.name, None)
         if mine:
@@ -89,7 +90,8 @@ class Workers:
     async def _process(self, task: Task) -> str:
         """Run a worker's process to its end; returns why it failed, or ""."""
         log = Path(task.request.work) / "log.txt"
-        with log.open("wb") as err:
+        log.unlink(missing_ok=True)
+        with log.open("xb") as err:  # neither through a link nor to a pipe
             async with _started(task.request, err.fileno()) as process:
                 self._running[task.name] = process
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -233,6 +234,29 @@ def test_a_cell_that_fails_is_told_and_the_others_are_there(table: Path, tmp_pat
     with pytest.raises(RunError, match=r"1 cell not computed: .*FedAvg"):
         make(table, at(tmp_path), most=1)
     assert [path.name for path in (tmp_path / "results").rglob("*.json")] == ["FedPMT--none--seed1.json"]
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_plug_in_may_print(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "plug.py").write_text(
+        "from edgebed.methods.fedavg import FedAvg\n\nprint('hello')\n\n\nclass Mine(FedAvg):\n    name = 'mine'\n"
+    )
+    table.write_text(TABLE.replace("  name: small\n", "  name: small\n  plugins: [plug.py]\n"))
+    make(table, at(tmp_path), most=1, rows=("FedPMT",))
+    (log,) = (tmp_path / "work").rglob("log.txt")
+    assert "hello" in log.read_text()
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_log_that_is_a_link_empties_no_file(table: Path, tmp_path: Path) -> None:
+    make(table, at(tmp_path), most=1, rows=("FedPMT",))
+    mine, (log,) = tmp_path / "mine.txt", (tmp_path / "work").rglob("log.txt")
+    mine.write_text("kept")
+    log.unlink()
+    log.symlink_to(mine)
+    shutil.rmtree(tmp_path / "results")
+    make(table, at(tmp_path), most=1, rows=("FedPMT",))
+    assert (mine.read_text(), log.is_symlink()) == ("kept", False)
 
 
 def test_where_results_cannot_be_written_nothing_is_computed(table: Path, tmp_path: Path) -> None:

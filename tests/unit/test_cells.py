@@ -13,6 +13,7 @@ import pytest
 from edgebed.errors import UsageError
 from edgebed.models.staged import digest
 from edgebed.wire.messages import Assignment, Report, Task, Update, Upload, encode
+from orchestrator.files.shipped import shipped
 from orchestrator.papers import page
 from orchestrator.papers.agreement import differ_at_start, differences, gather
 from orchestrator.papers.cells import (
@@ -98,6 +99,10 @@ def all_jobs(table: Path) -> list[Job]:
     return jobs(load_reproduction(table), table, "digits")
 
 
+def first_of(results: Path) -> Path:
+    return results / "small" / "digits" / "a--x--seed1.json"
+
+
 def compute_all(table: Path, results: Path) -> None:
     """Cells in which b needs half as many rounds as a."""
     for job in all_jobs(table):
@@ -128,6 +133,41 @@ def test_a_cell_in_the_place_of_another_one_does_not_count(table: Path, tmp_path
     source, place = (write_cell(tmp_path, made(table, job, [0.1, 0.2, 0.3, 0.5])) for job in (one, other))
     place.write_bytes(source.read_bytes())
     assert "holds another cell" in kept(tmp_path, "small", "digits", other, table).why
+
+
+def test_the_page_wants_no_more_cells_for_one_in_the_place_of_another(table: Path, tmp_path: Path) -> None:
+    compute_all(table, tmp_path)
+    elsewhere = write_cell(tmp_path / "elsewhere", msgspec.structs.replace(read_cell(first_of(tmp_path)), seed=99))
+    first_of(tmp_path).write_bytes(elsewhere.read_bytes())
+    assert [part.wanted for part in page.make(tmp_path, [table]).parts] == [len(all_jobs(table))]
+
+
+def test_a_cell_without_values_of_a_table_that_trains_nothing_does_not_count(tmp_path: Path) -> None:
+    variances = shipped("profiles") / "experiments" / "papers" / "early-exit-table3.yaml"
+    job = jobs(load_reproduction(variances), variances, "digits")[0]
+    cell = msgspec.structs.replace(made(variances, job, []), table=variances.stem, figures=None)
+    write_cell(tmp_path, cell)
+    assert "its figures are not" in kept(tmp_path, variances.stem, "digits", job, variances).why
+    write_cell(tmp_path, msgspec.structs.replace(cell, values={"v": {"exit 1": 1.0}}))
+    assert kept(tmp_path, variances.stem, "digits", job, variances).why == ""
+
+
+def test_rows_whose_cells_would_have_one_file_are_refused(table: Path) -> None:
+    table.write_text(TABLE.replace("rows: {", "rows: {α: {}, β: {}, "))
+    with pytest.raises(UsageError, match="the files of α, β would have one name"):
+        load_reproduction(table)
+
+
+def test_intervals_without_bounds_are_on_the_page(table: Path, tmp_path: Path) -> None:
+    """Two seeds that contradict one another by a factor of 150 each."""
+    table.write_text(TABLE.replace("rounds: 4", "rounds: 150"))
+    for job in all_jobs(table):
+        late = (job.row == "a") == (job.seed == 1)
+        cell = made(table, job, [0.1] * 149 + [0.5] if late else [0.5] * 150)
+        seconds = [1.0 * number for number in range(1, 151)]
+        figures = msgspec.structs.replace(cell.figures, elapsed_s=seconds, bytes=[1] * 150)
+        write_cell(tmp_path, msgspec.structs.replace(cell, figures=figures))
+    assert "e+" in page.make(tmp_path, [table]).text
 
 
 def test_a_seed_that_is_named_twice_is_one_seed(table: Path) -> None:
@@ -217,6 +257,28 @@ def test_other_machines_cells_are_taken_in_unless_they_contradict(table: Path, t
     with pytest.raises(Damaged, match="holds no cell"):
         gather(here, [other])
     assert d.row == "b"
+
+
+def test_a_cell_of_an_older_version_and_its_copy_agree_in_either_folder(table: Path, tmp_path: Path) -> None:
+    """Its settings lack a key that is newer."""
+    cell = made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5])
+    fewer = {name: value for name, value in cell.settings.experiment.items() if name != "plugins"}
+    older = msgspec.structs.replace(cell, settings=msgspec.structs.replace(cell.settings, experiment=fewer))
+    for place, other in ((cell, older), (older, cell), (older, msgspec.structs.replace(older, made=MADE))):
+        write_cell(tmp_path / "results", place)
+        write_cell(tmp_path / "other", msgspec.structs.replace(other, made=msgspec.structs.replace(MADE, hours=9.0)))
+        assert gather(tmp_path / "results", [tmp_path / "other"]) == []
+
+
+def test_cells_in_a_linked_folder_are_seen_here_and_there(table: Path, tmp_path: Path) -> None:
+    job = all_jobs(table)[0]
+    for name, last in (("here", 0.5), ("there", 0.51)):
+        path = write_cell(tmp_path / f"disk-{name}", made(table, job, [0.1, 0.2, 0.3, last]))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "small").symlink_to(path.parents[1])
+    with pytest.raises(UsageError, match=r"a--x--seed1\.json: figures differ"):
+        gather(tmp_path / "here", [tmp_path / "there"])
+    assert len(gather(tmp_path / "new", [tmp_path / "there"])) == 1
 
 
 def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import exp, log, sqrt
 from statistics import stdev
 
@@ -10,7 +11,8 @@ import pytest
 from edgebed.errors import UsageError
 from orchestrator.records.account import summarise
 from orchestrator.records.compare.quantities import figures_of, quantity
-from orchestrator.records.compare.ratios import entries, interval
+from orchestrator.records.compare.ratios import entries, interval, with_range
+from orchestrator.records.words.formatting import fixed
 from tests.summaries import changed
 from tests.synthetic import Speed, Synthetic
 
@@ -23,6 +25,13 @@ def test_the_interval_is_students_t_on_the_logarithms() -> None:
     reach = T_975_2 * stdev([log(r) for r in ratios]) / sqrt(3)
     assert middle == pytest.approx(2.0)
     assert (low, high) == (pytest.approx(2 * exp(-reach)), pytest.approx(2 * exp(reach)))
+
+
+@pytest.mark.parametrize("ratios", [[1.0, 1e4], [150, 1 / 150], [1e-300, 1e300], [0.0, math.inf]])
+def test_an_interval_of_any_width_is_finite_and_can_be_written(ratios: list[float]) -> None:
+    middle, low, high = interval(ratios)
+    assert 0 <= (low or 0) <= (middle or 0) <= (high or 0) < math.inf
+    assert len(with_range(fixed(middle or 0, 2), low, high)) < 50
 
 
 def test_one_ratio_has_no_interval_and_none_no_middle() -> None:

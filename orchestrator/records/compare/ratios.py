@@ -12,6 +12,9 @@ from orchestrator.records.words.formatting import fixed
 
 CONFIDENCE = 0.95
 
+LARGEST = 1e20
+"""A ratio beyond it, or below its inverse, counts as this much: the ends of an interval stay finite."""
+
 
 class Entry(msgspec.Struct, frozen=True):
     """One row and column over the seeds: the measured mean, its ratio to the baseline row, and the paper's figures.
@@ -77,10 +80,10 @@ def _entry(
 
 
 def interval(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Geometric mean of positive ratios and its confidence interval."""
+    """Geometric mean of ratios, which are not negative, and its confidence interval."""
     if not ratios:
         return None, None, None
-    logs = [log(ratio) for ratio in ratios]
+    logs = [log(min(max(ratio, 1 / LARGEST), LARGEST)) for ratio in ratios]
     middle = fmean(logs)
     if len(logs) < 2:
         return exp(middle), None, None

@@ -50,7 +50,9 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """Exactly `decimals` digits after the point."""
+    """Exactly `decimals` digits after the point; of huge values the exponent."""
+    if abs(value) >= 1e15:
+        return f"{value:.2e}"
     return format(Decimal(value).quantize(Decimal((0, (1,), -decimals)), ROUND_HALF_UP), "f")
 
 
