@@ -81,8 +81,9 @@ class Workers:
                 why = str(error)
             took_s = time.monotonic() - self._began_s.pop(task.name)
         self._rounds.pop(task.name, None)
-        if mine:
+        if not why:
             self._took_s.append(took_s)
+        if mine:
             self._ended += 1
             self._notify(f"{self._ended} of {len(self._tasks)}: {task.name}{f': {why}' if why else ''}{self._left()}")
         return f"{task.name}: {why}" if why else ""
