@@ -32,6 +32,7 @@ FOLDER = "learned"
 FIRST_ROUNDS = 2
 """Number of rounds whose weights are part of a cell's key."""
 
+Mebibytes = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Hours = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 CellPath = Annotated[str, msgspec.Meta(pattern=r"\A[\w=-][\w.=-]*/(digits|real|full)/[\w=-][\w.=-]*\.json\Z")]
 """Of a file below the folder of results."""
@@ -53,8 +54,9 @@ class FirstRounds(msgspec.Struct):
     norms: list[float] = []
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """How, when and with what a cell was computed. `memory_mib`: the most that its process held."""
+class Made(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How, when and with what a cell was computed. `memory_mib`: the most that its process held. `disk_mib`: of its
+    folder of work; None: the cell is older than this key."""
 
     torch_simd: str
     versions: dict[str, str]
@@ -64,7 +66,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     hours: Hours
     cpu_hours: Hours
-    memory_mib: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    memory_mib: Mebibytes
+    disk_mib: Mebibytes | None = None
 
 
 class Source(msgspec.Struct, frozen=True):

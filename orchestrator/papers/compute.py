@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -200,7 +201,7 @@ def _write(
         first_rounds=first_rounds or FirstRounds(),
         figures=figures,
         values=values or {},
-        made=_made(costs, began_s),
+        made=_made(costs, began_s, Path(request.work)),
         learned=learned,
     )
     write_cell(Path(request.results), cell)
@@ -273,8 +274,9 @@ def with_deadline(experiment: Experiment, longest_s: float) -> Experiment:
     return msgspec.structs.replace(experiment, training=training)
 
 
-def _made(costs: str, began_s: float) -> Made:
+def _made(costs: str, began_s: float, work: Path) -> Made:
     used = resource.getrusage(resource.RUSAGE_SELF)
+    disk = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
     return Made(
         torch_simd=torch.backends.cpu.get_cpu_capability(),
         versions={
@@ -288,6 +290,7 @@ def _made(costs: str, began_s: float) -> Made:
         hours=round((time.monotonic() - began_s) / 3600, 4),
         cpu_hours=round((used.ru_utime + used.ru_stime) / 3600, 4),
         memory_mib=used.ru_maxrss // 1024,
+        disk_mib=ceil(disk / 2**20),
     )
 
 

@@ -338,11 +338,14 @@ def _section(part: Part) -> Iterator[str]:
     made = [cell.made for cell in part.cells]
     dates, commits = _all(each.date for each in made), _all(each.commit or "unknown" for each in made)
     simd, costs = ", ".join(_all(each.torch_simd for each in made)), _all([made[0].costs])[0]
+    disk = [each.disk_mib for each in made if each.disk_mib is not None]
+    on_disk = f" and {max(disk)} MiB of disk" if disk else ""
     yield f"\n## {part.table.title} (scale {part.scale})\n"
     yield f"{part.about}\n"
     yield (
-        f"{_count(part)}, at most {max(each.memory_mib for each in made)} MiB each; computed {dates[0]} to {dates[-1]} "
-        f"at commit {', '.join(commits)}, vector units {simd}, costs: {costs}. `{part.command}`\n"
+        f"{_count(part)}, at most {max(each.memory_mib for each in made)} MiB of memory{on_disk} each; computed "
+        f"{dates[0]} to {dates[-1]} at commit {', '.join(commits)}, vector units {simd}, costs: {costs}. "
+        f"`{part.command}`\n"
     )
     yield f"![Ratios with their intervals]({PICTURES}/{_picture(part).file})\n"
     yield '<details markdown="1"><summary>All figures</summary>\n'
