@@ -109,7 +109,7 @@ class Made(msgspec.Struct, frozen=True):
 def make(results: Path, tables: Sequence[Path]) -> Made:
     """The page of all cells under `results`. `tables`: the files of the tables."""
     parts: list[Part] = []
-    refused = [f"{path}: there is no such table" for path in _strange(results, tables)]
+    refused = [f"{path}: there is no such table or scale" for path in _strange(results, tables)]
     others: list[str] = []
     for path in tables:
         table = load_reproduction(path)
@@ -198,8 +198,10 @@ def _line(part: Part, claim: Claim, pair: Pair) -> Line | None:
 
 
 def _strange(results: Path, tables: Sequence[Path]) -> list[Path]:
-    known = {FOLDER, *(path.stem for path in tables)}
-    return [path for path in sorted(results.glob("*")) if path.is_dir() and path.name not in known]
+    known = {path.stem for path in tables}
+    folders = [path for path in results.glob("*") if path.is_dir() and path.name not in {FOLDER, *known}]
+    folders += [path for path in results.glob("*/*") if path.is_dir() and path.name not in SCALES]
+    return sorted(folders)
 
 
 def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refused: list[str]) -> Part | None:

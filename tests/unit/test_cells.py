@@ -135,6 +135,14 @@ def test_a_cell_in_the_place_of_another_one_does_not_count(table: Path, tmp_path
     assert "holds another cell" in kept(tmp_path, "small", "digits", other, table).why
 
 
+@pytest.mark.parametrize("folder", ["other/digits", "small/digit"])
+def test_cells_of_an_unknown_table_or_scale_are_told(folder: str, table: Path, tmp_path: Path) -> None:
+    compute_all(table, tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    (refused,) = page.make(tmp_path, [table]).refused
+    assert refused.endswith("there is no such table or scale")
+
+
 def test_the_page_wants_no_more_cells_for_one_in_the_place_of_another(table: Path, tmp_path: Path) -> None:
     compute_all(table, tmp_path)
     elsewhere = write_cell(tmp_path / "elsewhere", msgspec.structs.replace(read_cell(first_of(tmp_path)), seed=99))
