@@ -12,6 +12,9 @@ from orchestrator.papers.tables import Claim
 from orchestrator.records.compare.ratios import interval, with_range
 from orchestrator.records.words.formatting import NONE, fixed
 
+NARROW = (0.0005, 0.05)
+"""Intervals of these widths are written with three decimals: with two, their ends may read as the limit itself."""
+
 Word = Literal["holds", "does not hold", "cannot be told"]
 
 RULES = """\
@@ -148,7 +151,8 @@ def ours_of(pair: Pair) -> str:
     if pair.ratio is None:
         text = f"reached by both in 0 of {pair.runs} seeds"
     else:
-        text = with_range(fixed(pair.ratio, 2), pair.low, pair.high)
+        decimals = 3 if NARROW[0] <= (pair.high or 0) - (pair.low or 0) < NARROW[1] else 2
+        text = with_range(fixed(pair.ratio, decimals), pair.low, pair.high, decimals)
         text += "" if pair.reached == pair.runs else f", {pair.reached} of {pair.runs} seeds"
     return f"{text} ({lacking})" if lacking else text
 

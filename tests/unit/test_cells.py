@@ -548,6 +548,7 @@ def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> N
     )
     assert ours({1: None}, {1: None}) == ("reached by both in 0 of 1 seeds", "cannot be told")
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}) == ("0.50 [0.50, 0.50]", "holds")
+    assert ours({1: 10, 2: 10}, {1: 9.98, 2: 9.981}) == ("0.998 [0.997, 0.999]", "holds")
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2) == ("0.50 [0.50, 0.50]", "holds")
     two = ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2, 3)
     assert two == ("0.50 [0.50, 0.50] (not run: seed 3)", "cannot be told"), "else one might stop when it suits"

@@ -91,9 +91,9 @@ def interval(ratios: Sequence[float]) -> tuple[float | None, float | None, float
     return exp(middle), exp(middle - reach), exp(middle + reach)
 
 
-def with_range(text: str, low: float | None, high: float | None) -> str:
+def with_range(text: str, low: float | None, high: float | None, decimals: int = 2) -> str:
     """A figure and its confidence interval, where it has one."""
-    return text if low is None or high is None else f"{text} [{fixed(low, 2)}, {fixed(high, 2)}]"
+    return text if low is None or high is None else f"{text} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
 
 
 def student(freedom: int) -> float:
