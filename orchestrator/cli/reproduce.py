@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from edgebed.errors import RunError, UsageError
+from edgebed.errors import RunError, UsageError, counted
 from edgebed.typed import nearest
 from orchestrator.cli import tiers
 from orchestrator.cli.arguments import BackendOption, Json
@@ -20,7 +20,7 @@ from orchestrator.files.shipped import shipped
 from orchestrator.fleet.backends import DEFAULT
 from orchestrator.papers import fleet_runs, page, reproducing
 from orchestrator.papers.agreement import gather
-from orchestrator.papers.counted import counted
+from orchestrator.papers.counted import counted as operation_counts
 from orchestrator.papers.entries import Measured, Selection, printed
 from orchestrator.papers.eq1 import WITHIN_SD, check_eq1
 from orchestrator.papers.reproducing import Place
@@ -87,7 +87,7 @@ def command(
     """Compute a table of a paper, and print our ratios between methods beside the paper's."""
     selection = Selection(_scale(scale), parse_seeds(seeds) or (), rows or (), columns or (), parse_part(cells))
     if gathered:
-        say(f"{len(gather(results, gathered))} cells taken in")
+        say(f"{counted(len(gather(results, gathered)), 'cell')} taken in")
     if write_page:
         _page(results, only_compare=check)
     elif check:
@@ -220,7 +220,7 @@ def _list() -> None:
 
 def _operations(table: Reproduction, *, as_json: bool) -> None:
     """FedPMT's table II: counted operations, which must be equal to the printed ones."""
-    found = counted(table)
+    found = operation_counts(table)
     if as_json:
         ours, paper = ({label: [pair[i] for pair in pairs] for label, pairs in found.items()} for i in (0, 1))
         print_json({"ours": ours, "paper": paper})

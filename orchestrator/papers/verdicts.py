@@ -12,9 +12,6 @@ from orchestrator.papers.tables import Claim
 from orchestrator.records.compare.ratios import interval, with_range
 from orchestrator.records.words.formatting import NONE, fixed
 
-NARROW = (0.0005, 0.05)
-"""Intervals of these widths are written with three decimals: with two, their ends may read as the limit itself."""
-
 Word = Literal["holds", "does not hold", "cannot be told"]
 
 RULES = """\
@@ -151,10 +148,15 @@ def ours_of(pair: Pair) -> str:
     if pair.ratio is None:
         text = f"reached by both in 0 of {pair.runs} seeds"
     else:
-        decimals = 3 if NARROW[0] <= (pair.high or 0) - (pair.low or 0) < NARROW[1] else 2
+        decimals = _decimals((pair.high or 0) - (pair.low or 0))
         text = with_range(fixed(pair.ratio, decimals), pair.low, pair.high, decimals)
         text += "" if pair.reached == pair.runs else f", {pair.reached} of {pair.runs} seeds"
     return f"{text} ({lacking})" if lacking else text
+
+
+def _decimals(width: float) -> int:
+    """Of an interval of this width: the narrower the more, so that its ends do not read as a limit beside them."""
+    return 2 if width >= 0.05 or width < 5e-5 else 3 if width >= 0.01 else 4
 
 
 def paper_of(pair: Pair) -> str:

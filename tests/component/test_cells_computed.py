@@ -98,6 +98,7 @@ def test_order_and_jobs_do_not_change_a_cell(table: Path, tmp_path: Path) -> Non
     assert one == other
     assert len(one) == 2
     assert all(cell["deadline_s"] > 0 and cell["made"]["threads"] == 1 for cell in one.values())
+    assert all(read_cell(path).made.disk_mib == 1 for path in (tmp_path / "one" / "results").rglob("*--seed?.json"))
 
 
 def edit(results: Path, change: Callable[[Cell], Cell]) -> None:
@@ -257,6 +258,22 @@ def test_a_log_that_is_a_link_empties_no_file(table: Path, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "results")
     make(table, at(tmp_path), most=1, rows=("FedPMT",))
     assert (mine.read_text(), log.is_symlink()) == ("kept", False)
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_cell_that_fails_at_once_is_told_at_once(table: Path, tmp_path: Path) -> None:
+    make(table, at(tmp_path), most=1)
+    for folder in (tmp_path / "work").glob("table/digits/FedPMT*"):
+        shutil.rmtree(folder)
+        folder.write_text("a file in its place")
+    shutil.rmtree(tmp_path / "results")
+    told: list[str] = []
+    loaded, selection = load_reproduction(table), Selection(columns=["none"])
+    with pytest.raises(RunError, match=r"1 cell not computed: .*FedPMT.*File exists"):
+        reproduce(loaded, table, selection, at(tmp_path), most=1, fresh=False, notify=told.append)
+    assert [line.partition(":")[0] for line in told[1:]] == ["1 of 2", "2 of 2"]
+    assert "File exists" in told[1]
+    assert "left" not in told[1], "it took no time, which says nothing of the others"
 
 
 def test_where_results_cannot_be_written_nothing_is_computed(table: Path, tmp_path: Path) -> None:

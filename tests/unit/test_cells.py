@@ -451,6 +451,14 @@ def test_texts_of_a_cell_reach_neither_page_nor_terminal_as_markup(table: Path, 
     assert refused.isprintable()
 
 
+def test_the_page_says_what_disk_a_cell_took_where_one_says_it(table: Path, tmp_path: Path) -> None:
+    compute_all(table, tmp_path)
+    assert "at most 300 MiB of memory each" in page.make(tmp_path, [table]).text
+    cell = read_cell(first_of(tmp_path))
+    write_cell(tmp_path, msgspec.structs.replace(cell, made=msgspec.structs.replace(cell.made, disk_mib=7)))
+    assert "at most 300 MiB of memory and 7 MiB of disk each" in page.make(tmp_path, [table]).text
+
+
 def test_values_of_other_rows_differ(table: Path) -> None:
     job = all_jobs(table)[0]
     one, other = (
@@ -548,7 +556,8 @@ def test_a_cell_that_was_not_run_is_not_one_that_did_not_reach_the_target() -> N
     )
     assert ours({1: None}, {1: None}) == ("reached by both in 0 of 1 seeds", "cannot be told")
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}) == ("0.50 [0.50, 0.50]", "holds")
-    assert ours({1: 10, 2: 10}, {1: 9.98, 2: 9.981}) == ("0.998 [0.997, 0.999]", "holds")
+    assert ours({1: 10, 2: 10}, {1: 9.98, 2: 9.981}) == ("0.9980 [0.9974, 0.9987]", "holds")
+    assert ours({1: 10, 2: 10}, {1: 9.98, 2: 9.96})[0] == "0.997 [0.984, 1.010]"
     assert ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2) == ("0.50 [0.50, 0.50]", "holds")
     two = ours({1: 10, 2: 10}, {1: 5, 2: 5}, 1, 2, 3)
     assert two == ("0.50 [0.50, 0.50] (not run: seed 3)", "cannot be told"), "else one might stop when it suits"
