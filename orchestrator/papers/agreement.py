@@ -124,4 +124,7 @@ def gather(results: Path, folders: Sequence[Path]) -> list[Path]:
 def _json_files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give the folder `results` of another machine")
-    return sorted(path for path in folder.glob("*/*/*.json") if path.is_file())  # as `place` has them; it follows links
+    found = [path for path in folder.glob("*/*/*.json") if path.is_file() and path.parent.name != FOLDER]
+    if not found and not (folder / FOLDER).is_dir():
+        raise UsageError(f"there is no cell in {folder}", hint="give the folder `results` of another machine, itself")
+    return sorted(found)  # as `place` has them; `glob` follows links

@@ -225,6 +225,8 @@ def read_cell(path: Path) -> Cell:
         raise Damaged(f"{path} holds no cell: {printable(str(error))}") from None
     if edited:
         raise Damaged(f"{path} was edited: its figures are not those that were computed")
+    if slug(cell.table) in ("", FOLDER):
+        raise Damaged(f"{path} holds no cell: no table has this name")
     if cell.figures is not None and not cell.figures.possible:
         raise Damaged(f"{path} holds no cell: no run gives its figures")
     return cell

@@ -312,6 +312,7 @@ def main() -> int:
     to stderr."""
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    sys.stdout = sys.stderr  # in the order in which it is printed
     if (libc := ctypes.CDLL(None)) and hasattr(libc, "prctl"):
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = msgspec.json.decode(sys.argv[1], type=WorkerRequest)

@@ -200,8 +200,8 @@ def _line(part: Part, claim: Claim, pair: Pair) -> Line | None:
 def _strange(results: Path, tables: Sequence[Path]) -> list[Path]:
     known = {path.stem for path in tables}
     folders = [path for path in results.glob("*") if path.is_dir() and path.name not in {FOLDER, *known}]
-    folders += [path for path in results.glob("*/*") if path.is_dir() and path.name not in SCALES]
-    return sorted(folders)
+    of_tables = [path for name in known for path in (results / name).glob("*")]
+    return sorted(folders + [path for path in of_tables if path.is_dir() and path.name not in SCALES])
 
 
 def _part(results: Path, path: Path, table: Reproduction, scale: ScaleName, refused: list[str]) -> Part | None:

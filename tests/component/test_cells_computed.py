@@ -4,6 +4,7 @@ and cells pause while something is timed on the host."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from orchestrator.papers import page
 from orchestrator.papers import workers as workers_module
 from orchestrator.papers.agreement import gather
 from orchestrator.papers.cells import Cell, FirstRounds, read_cell, write_cell
+from orchestrator.papers.compute import WorkerRequest
 from orchestrator.papers.entries import Selection
 from orchestrator.papers.reproducing import Checked, Place, check, reproduce
 from orchestrator.papers.tables import load_reproduction
@@ -246,6 +248,22 @@ def test_a_plug_in_may_print(table: Path, tmp_path: Path) -> None:
     make(table, at(tmp_path), most=1, rows=("FedPMT",))
     (log,) = (tmp_path / "work").rglob("log.txt")
     assert "hello" in log.read_text()
+
+
+def test_what_a_plug_in_prints_does_not_hide_why_a_cell_failed(table: Path, tmp_path: Path) -> None:
+    """In a process whose stdout is buffered, as it is for users."""
+    (tmp_path / "plug.py").write_text("print('hello')\nraise RuntimeError('the reason')\n")
+    table.write_text(TABLE.replace("  name: small\n", "  name: small\n  plugins: [plug.py]\n"))
+    request = WorkerRequest(
+        str(table), "digits", "FedPMT", "none", 1, str(tmp_path / "work"), str(tmp_path / "results")
+    )
+    code = [sys.executable, "-m", "orchestrator.papers.compute", msgspec.json.encode(request).decode()]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(code, env=env, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    said, *_, why = ended.stderr.strip().splitlines()
+    assert said == "hello"
+    assert "the reason" in why
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -289,6 +289,28 @@ def test_cells_in_a_linked_folder_are_seen_here_and_there(table: Path, tmp_path:
     assert len(gather(tmp_path / "new", [tmp_path / "there"])) == 1
 
 
+def test_a_folder_above_or_below_that_of_results_is_refused(table: Path, tmp_path: Path) -> None:
+    """Who is told that nothing was to take in may remove it."""
+    compute_all(table, tmp_path / "other" / "results")
+    (tmp_path / "other" / "results" / "learned").mkdir()
+    (tmp_path / "other" / "results" / "learned" / "0123456789abcdef.json").write_text("{}")
+    for folder in (tmp_path / "other", tmp_path / "other" / "results" / "small"):
+        with pytest.raises(UsageError, match="there is no cell in"):
+            gather(tmp_path / "results", [folder])
+    assert len(gather(tmp_path / "results", [tmp_path / "other" / "results"])) == len(all_jobs(table))
+
+
+@pytest.mark.parametrize("name", ["..", "", "learned", "é"])
+def test_a_cell_of_no_table_is_not_taken_in(name: str, table: Path, tmp_path: Path) -> None:
+    cell = msgspec.structs.replace(made(table, all_jobs(table)[0], [0.1, 0.2, 0.3, 0.5]), table=name)
+    path = write_cell(tmp_path / "elsewhere", cell)
+    place = tmp_path / "other" / "small" / "digits" / path.name
+    place.parent.mkdir(parents=True)
+    path.rename(place)
+    with pytest.raises(Damaged, match="no table has this name"):
+        gather(tmp_path / "results", [tmp_path / "other"])
+
+
 def test_cells_of_other_vector_units_may_differ_a_little(table: Path) -> None:
     job = all_jobs(table)[0]
     one = made(table, job, [0.1, 0.2, 0.3, 0.5])
